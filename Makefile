@@ -22,7 +22,10 @@ Q         := $(if $(V),,@)
 # differ.
 LIBS_common := -llmdb -lyaml -lmicrohttpd -ljansson -lhiredis -lcurl -lz -lzip -lxxhash -lcrypto -lpthread -ldl -lm
 
-CPPFLAGS  += -D_GNU_SOURCE -Icommon -Ikernels -Ifunction-runtime/include -Ifunction-runtime -Itest/support
+# An include is a path from the root, or the bare name of a header beside it; <kubeml.h> is the SDK, as user code includes it.
+CPPFLAGS  += -D_GNU_SOURCE -I. -Ifunction-runtime/include
+# Tests alone find the headers of the test folders by their names.
+TEST_INCLUDES := -Itest/support -Itest/sim -Itest/cuda
 WARNINGS  := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes \
              $(if $(filter 1,$(WERROR)),-Werror)
 CFLAGS    += -std=gnu11 $(OPT) $(if $(SANITIZER),-g1,-g) -fno-omit-frame-pointer -fvisibility=hidden -fPIC -ffp-contract=off $(WARNINGS) \
@@ -39,9 +42,9 @@ x86_flags = $(if $(findstring _avx512,$1),$(loops_opt) -mavx512f -mavx512bw -mav
             $(if $(findstring _avx512_bf16,$1),-mavx512bf16) \
             $(if $(findstring _avx2,$1),$(loops_opt) -mavx2 -mfma)
 # Vectors wider than a set's registers are passed between inlined functions alone: how the ABI would pass them does not matter.
-flags_for = $(if $(X86),$(x86_flags)) \
+flags_for = $(if $(filter test/%,$1),$(TEST_INCLUDES)) $(if $(X86),$(x86_flags)) \
             $(if $(filter kernels/cpu/kernels_generic.c kernels/cpu/kernels_avx2.c,$1),-Wno-psabi) \
-            $(if $(findstring /merge,$1)$(findstring common/rng.,$1),-O3) \
+            $(if $(findstring /merge,$1)$(findstring common/base/rng.,$1),-O3) \
             $(if $(findstring kernels/cpu/kernels_,$1),-ffp-contract=fast) \
             $(if $(findstring kernels/cpu/kernels_generic,$1),$(SEEN_AT_ACCESS)) \
             $(if $(findstring /reference/,$1),-O3 $(SEEN_AT_ACCESS))
@@ -54,6 +57,7 @@ loops_opt = $(if $(and $(SANITIZER),$(findstring /obj/kernels/cpu/,$@)),$(OPT) -
 SEEN_AT_ACCESS = $(if $(findstring undefined,$(SANITIZER)),-fno-sanitize=object-size$(comma)pointer-overflow)
 
 src       = $(sort $(wildcard $(addsuffix /*.c,$1)))
+tree      = $(call src,$1 $(wildcard $1/*))
 obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$1)
 PLAIN    := $(if $(SANITIZER),build/release,$(BUILD))
 plain     = $(patsubst %.c,$(PLAIN)/obj/%.o,$1)
@@ -63,13 +67,13 @@ plain     = $(patsubst %.c,$(PLAIN)/obj/%.o,$1)
 MONGO_PKG    := $(shell pkg-config --exists libmongoc-1.0 2>/dev/null && echo libmongoc-1.0)
 MONGO_CFLAGS := $(if $(MONGO_PKG),$(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(MONGO_PKG))))
 MONGO_LIBS   := $(if $(MONGO_PKG),$(shell pkg-config --libs $(MONGO_PKG)))
-SRC_mongo    := $(if $(MONGO_PKG),$(wildcard common/store_mongo*.c))
-SRC_common   := $(filter-out common/store_mongo%,$(call src,common))
-SRC_kernels  := $(call src,kernels kernels/reference kernels/cpu kernels/zoo)
-SRC_ps       := $(call src,ps)
+SRC_mongo    := $(if $(MONGO_PKG),$(call src,common/store/mongo))
+SRC_common   := $(call tree,common)
+SRC_kernels  := $(call src,kernels $(addprefix kernels/,reference cpu zoo))
+SRC_ps       := $(filter-out ps/module/%,$(call tree,ps))
 SRC_module   := $(call src,ps/module)
-SRC_function := $(call src,function-runtime)
-SRC_controller := $(call src,controller)
+SRC_function := $(filter-out function-runtime/examples/%,$(call tree,function-runtime))
+SRC_controller := $(call tree,controller)
 SRC_cli      := $(call src,cli)
 SRC_unit     := $(filter-out $(if $(MONGO_PKG),,test/unit/test_store_mongo_form.c),$(call src,test/unit))
 SRC_sim      := $(call src,test/sim)
@@ -130,7 +134,7 @@ check-built: tests ## run all tests, without installing
 check-unit: tests ## the unit tests alone
 	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit
 
-check-api: all ## docs/openapi.yaml against a running platform, by schemathesis
+check-api: all ## docs/reference/openapi.yaml against a running platform, by schemathesis
 	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py -v the_server_keeps_openapi
 
 format: ## clang-format over the lines that differ from the last commit
@@ -161,7 +165,7 @@ $(PLAIN)/obj/%.o: %.c $(PLAIN)/flags
 endif
 
 # What the CUDA engine and a program that loads it must have alike: a sum over the headers between them (kernels/backends.c).
-SEAM := kernels/backend.h kernels/graph.h kernels/optim.h common/err.h
+SEAM := kernels/backend.h kernels/graph.h kernels/optim.h common/base/err.h
 $(BUILD)/backend_seam.h: $(SEAM)
 	@mkdir -p $(@D)
 	@echo "#define BACKEND_SEAM \"$$(cat $(SEAM) | cksum | cut -d' ' -f1)\"" >$@
@@ -195,7 +199,7 @@ $(BUILD)/bin/kubeml: $(call obj,cli/kubeml.c) $(LIB_cli) $(LIB_common)
 PLAIN_LOOPS := $(if $(SANITIZER),$(call plain,$(addprefix kernels/cpu/kernels_,avx2.c avx512.c)))
 # Nor is the reference watched where it is but the truth for others, nor the random numbers of their weights: test_graph_ops
 # and test_golden watch the one, test_common the other.
-PLAIN_TRUTH := $(if $(SANITIZER),$(call plain,common/rng.c $(wildcard kernels/reference/ref_*.c)))
+PLAIN_TRUTH := $(if $(SANITIZER),$(call plain,common/base/rng.c $(wildcard kernels/reference/ref_*.c)))
 $(addprefix $(BUILD)/test/test_,cpu_layers cpu_golden zoo): $(PLAIN_TRUTH)
 $(BUILD)/bin/kubeml-function: $(call obj,function-runtime/kubeml-function.c) $(PLAIN_LOOPS) $(LIB_function) $(LIB_kernels) $(LIB_common)
 $(BUILD)/bin/kubeml-function: EXTRA_LDFLAGS = -rdynamic
@@ -206,19 +210,19 @@ $(BUILD)/bin/%:
 
 # The module runs inside redis-server: it carries the merge and no other library of ours, and never a
 # sanitizer, whose runtime redis-server does not have (its logic runs under them in test_module).
-MODULE_SRC := $(SRC_module) $(wildcard $(addprefix common/,err.c text.c block.c hash64.c hash64_avx2.c hash64_avx512.c parallel.c shm.c merge.c merge_generic.c merge_avx2.c merge_avx512.c))
+MODULE_SRC := $(SRC_module) $(addprefix common/base/,err.c text.c hash64.c hash64_avx2.c hash64_avx512.c parallel.c) \
+              $(addprefix common/modelstore/,block.c shm.c merge.c merge_generic.c merge_avx2.c merge_avx512.c)
 $(BUILD)/lib/kubeml-redis.so: $(call plain,$(MODULE_SRC))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(filter-out -fsanitize%,$(LDFLAGS)) -shared -Wl,-Bsymbolic -o $@ $^ -lxxhash -lpthread -lm
 
 # The MongoDB store brings its own copies of the few small files it needs, bound within itself.
-# (% stands for one character at least.)
-$(BUILD)/obj/common/store_mon%.o: private CPPFLAGS += $(MONGO_CFLAGS)
+$(BUILD)/obj/common/store/mongo/%.o: private CPPFLAGS += $(MONGO_CFLAGS)
 MONGO_NOW := $(MONGO_CFLAGS) $(MONGO_LIBS)
 $(eval $(call says,$(BUILD)/flags-mongo,MONGO_NOW))
 $(call obj,$(SRC_mongo)) $(BUILD)/lib/kubeml-mongo.so: $(BUILD)/flags-mongo
-$(BUILD)/lib/kubeml-mongo.so: $(call obj,$(SRC_mongo) $(addprefix common/,err.c text.c buf.c fs.c clock.c jsontext.c store_id.c))
+$(BUILD)/lib/kubeml-mongo.so: $(call obj,$(SRC_mongo) $(addprefix common/,base/err.c base/text.c base/buf.c base/fs.c base/clock.c base/jsontext.c store/store_id.c))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-Bsymbolic -o $@ $(filter %.o,$^) $(MONGO_LIBS) -ljansson -lxxhash -lpthread

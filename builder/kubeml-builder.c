@@ -14,13 +14,13 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "builder_remote.h"
-#include "cleanup.h"
-#include "fs.h"
-#include "http_server.h"
-#include "json_read.h"
-#include "log.h"
-#include "version.h"
+#include "common/base/cleanup.h"
+#include "common/base/fs.h"
+#include "common/base/json_read.h"
+#include "common/base/log.h"
+#include "common/base/version.h"
+#include "common/compile/builder_remote.h"
+#include "common/net/http_server.h"
 
 enum {
     WORKERS = 4, /* half of them may build */

@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "cli.h"
-#include "clock.h"
+#include "common/base/clock.h"
 
 /* A controller's 503 says that nothing was done and that a retry helps: another takes over within
  * this. One that stops leading ends its connections: what was only to be read is asked for

@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "err.h"
-#include "http_client.h"
+#include "common/base/err.h"
+#include "common/net/http_client.h"
 
 enum { CLI_OPTIONS_MAX = 32, CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 /* idle_s of a call during which the server is rightly at work for minutes without a byte: it looks

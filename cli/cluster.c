@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cleanup.h"
 #include "cli.h"
-#include "clock.h"
-#include "json_read.h"
+#include "common/base/cleanup.h"
+#include "common/base/clock.h"
+#include "common/base/json_read.h"
 
 static const char selector[] =
     "app.kubernetes.io%2Fname%3Dkubeml%2Capp.kubernetes.io%2Fcomponent%3Dcontroller";

@@ -9,16 +9,16 @@
 #include <unistd.h>
 #include <zlib.h>
 
-#include "cleanup.h"
 #include "cli.h"
-#include "idx.h"
-#include "npy.h"
-#include "request.h"
+#include "common/base/cleanup.h"
+#include "common/contract/request.h"
+#include "common/formats/idx.h"
+#include "common/formats/npy.h"
 
 enum {
     DATA_BYTES_MAX = 1 << 30,
     PIECE_BYTES = 1 << 20,
-    SLICE_SAMPLES_MAX = 65536, /* of one request, as docs/api.md has it */
+    SLICE_SAMPLES_MAX = 65536, /* of one request, as docs/reference/api.md has it */
     /* No further sample behind so many bytes of JSON: the server has room for four such requests,
      * as it has runtimes, but not for two of the largest. */
     SLICE_BYTES = 2 << 20,

@@ -12,9 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cleanup.h"
 #include "cli.h"
-#include "clock.h"
+#include "common/base/cleanup.h"
+#include "common/base/clock.h"
 
 enum {
     UP_DEADLINE_MS = 30000,

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cli.h"
-#include "version.h"
+#include "common/base/version.h"
 
 int cmd_logs(cli *c, int argc, char **argv)
 {

@@ -4,9 +4,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "cleanup.h"
 #include "cli.h"
-#include "fs.h"
+#include "common/base/cleanup.h"
+#include "common/base/fs.h"
 
 typedef struct target {
     fs_output out;

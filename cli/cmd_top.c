@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "cli.h"
-#include "clock.h"
+#include "common/base/clock.h"
 
 enum { TOP_AGAIN_MS = 2000 };
 

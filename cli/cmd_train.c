@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "cli.h"
-#include "request.h"
+#include "common/contract/request.h"
 
 #define TEXT_OF(value) #value
 #define TEXT(value)    TEXT_OF(value)

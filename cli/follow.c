@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "buf.h"
 #include "cli.h"
-#include "clock.h"
-#include "json_read.h"
+#include "common/base/buf.h"
+#include "common/base/clock.h"
+#include "common/base/json_read.h"
 #include "log_seen.h"
 
 enum {

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "err.h"
+#include "common/base/err.h"
 
 typedef struct log_seen log_seen;
 

@@ -7,8 +7,8 @@
 #include <yaml.h>
 
 #include "cli.h"
-#include "clock.h"
-#include "decimal.h"
+#include "common/base/clock.h"
+#include "common/base/decimal.h"
 
 enum { COLUMNS_MAX = 16, CELL_BYTES = 96, SHORT_ARRAY_BYTES = 80 };
 

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "cli.h"
-#include "clock.h"
+#include "common/base/clock.h"
 
 enum { REDRAW_MS = 100, CELLS_MAX = 30, CELLS_MIN = 10, COLUMNS_UNKNOWN = 80, TAIL_BYTES = 96 };
 

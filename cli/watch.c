@@ -11,7 +11,7 @@
 #include <strings.h>
 
 #include "cli.h"
-#include "clock.h"
+#include "common/base/clock.h"
 
 enum { EVENT_BYTES_MAX = 1 << 20 };
 

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "buf.h"
 #include "cli.h"
+#include "common/base/buf.h"
 
 enum { WAITING_MAX = 128 << 20 };
 

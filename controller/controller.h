@@ -22,16 +22,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "builder.h"
-#include "cluster.h"
-#include "gpu.h"
-#include "http_server.h"
-#include "leader.h"
-#include "metrics.h"
-#include "request.h"
-#include "spool.h"
-#include "store.h"
-#include "version.h"
+#include "common/base/version.h"
+#include "common/compile/builder.h"
+#include "common/contract/gpu.h"
+#include "common/contract/request.h"
+#include "common/dataset/spool.h"
+#include "common/net/http_server.h"
+#include "common/net/metrics.h"
+#include "common/store/store.h"
+#include "controller/cluster/cluster.h"
+#include "controller/ha/leader.h"
 
 enum {
     CONTROLLER_CODE_BYTES_MAX = BUILDER_SOURCE_BYTES_MAX + (1 << 20), /* a function's upload */

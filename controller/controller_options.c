@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cleanup.h"
-#include "fs.h"
-#include "parallel.h"
+#include "common/base/cleanup.h"
+#include "common/base/fs.h"
+#include "common/base/parallel.h"
 
 enum {
     SLOTS_MIN = 4, /* the default is the number of cores, but four functions always fit */

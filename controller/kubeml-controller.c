@@ -25,18 +25,18 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "cleanup.h"
-#include "clock.h"
-#include "cluster_local.h"
+#include "common/base/cleanup.h"
+#include "common/base/clock.h"
+#include "controller/cluster/cluster_local.h"
 #include "controller_options.h"
-#include "failpoint.h"
-#include "fs.h"
-#include "forward.h"
-#include "kube_end.h"
-#include "kube_mirror.h"
-#include "log.h"
-#include "owner.h"
-#include "store_watch.h"
+#include "common/base/failpoint.h"
+#include "common/base/fs.h"
+#include "controller/api/forward.h"
+#include "controller/kube/kube_end.h"
+#include "controller/operator/kube_mirror.h"
+#include "common/base/log.h"
+#include "controller/jobs/owner.h"
+#include "controller/ha/store_watch.h"
 #include "sweeper.h"
 
 enum {

@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "clock.h"
-#include "code_blob.h"
-#include "json_read.h"
-#include "log.h"
-#include "owner.h"
-#include "store_watch.h"
-#include "upload.h"
+#include "common/base/clock.h"
+#include "common/base/json_read.h"
+#include "common/base/log.h"
+#include "controller/functions/code_blob.h"
+#include "controller/functions/upload.h"
+#include "controller/ha/store_watch.h"
+#include "controller/jobs/owner.h"
 
 struct sweeper {
     controller *controller;

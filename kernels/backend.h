@@ -107,7 +107,7 @@ typedef struct backend_reader {
 } backend_reader;
 
 /* Samples that stay on the device while epochs run over them, and what happens to them on their way
- * into a batch: function-runtime/transform.h's flip and crop, drawn by (seed, epoch, sample). */
+ * into a batch: function-runtime/model/transform.h's flip and crop, drawn by (seed, epoch, sample). */
 enum { BACKEND_SET_NAME_BYTES = 80 };
 typedef struct backend_share {
     uint32_t rows;
@@ -173,7 +173,7 @@ typedef struct backend_peers {
     /* The sum over parameters, buffers, optimizer state and counters as they are now. */
     int (*sum)(backend_program *p, uint64_t *out, err *e);
     /* The leader: the weighted mean (weights sum to 1; those of 0 are not read), in that order,
-     * with the bits of common/merge.h, and of counters the largest; no model changes, its own
+     * with the bits of common/modelstore/merge.h, and of counters the largest; no model changes, its own
      * neither. `sum`: of the mean. ERR_CORRUPT (also where it cannot be opened any more),
      * ERR_UNSUPPORTED (it is on another device), ERR_INVALID (NaN or infinity): `bad` is whose
      * model it was, or -1. */
@@ -289,7 +289,7 @@ typedef struct backend {
 
     /* All programs' parameters, buffers and optimizer state become the weighted mean of them
      * (weights sum to 1; those of 0 are not read), counters the largest. n programs of this backend
-     * for one graph, `load`ed. On one device with the bits of common/merge.h; over several only
+     * for one graph, `load`ed. On one device with the bits of common/modelstore/merge.h; over several only
      * with `across`, in an order of the library's own: ERR_UNSUPPORTED otherwise. ERR_INVALID: NaN
      * or infinity; what the programs hold is then undefined. NULL: the host does it. */
     int (*average)(backend_program *const *programs, const double *weight, int n, bool across,

@@ -53,7 +53,7 @@ static void load(void)
     char path[1100];
     if (access("/dev/nvidiactl", F_OK) || !object_path(path, sizeof path) || access(path, R_OK))
         return;
-    /* Numbers are NVML's (common/nvml.c) unless the user has them otherwise; CUDA's own begin with
+    /* Numbers are NVML's (common/contract/nvml.c) unless the user has them otherwise; CUDA's own begin with
      * the fastest GPU. */
     setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays */

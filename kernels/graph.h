@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "err.h"
+#include "common/base/err.h"
 
 enum {
     GRAPH_FAILED = -1,

@@ -2,9 +2,9 @@
  */
 #include <string.h>
 
+#include "common/base/parallel.h"
+#include "common/base/rng.h"
 #include "graph.h"
-#include "parallel.h"
-#include "rng.h"
 
 /* A few milliseconds of draws: what pays for starting a thread. */
 enum { PART_FLOATS = 1 << 16 };

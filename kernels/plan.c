@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "cleanup.h"
+#include "common/base/cleanup.h"
 
 static size_t aligned(size_t bytes)
 {

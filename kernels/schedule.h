@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "err.h"
+#include "common/base/err.h"
 
 enum { SCHEDULE_MILESTONES_MAX = 16 };
 

@@ -16,16 +16,16 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "cleanup.h"
-#include "clock.h"
-#include "failpoint.h"
-#include "fs.h"
-#include "hub.h"
-#include "job.h"
-#include "log.h"
-#include "redis_serve.h"
-#include "shm.h"
-#include "tokens.h"
+#include "common/base/cleanup.h"
+#include "common/base/clock.h"
+#include "common/base/failpoint.h"
+#include "common/base/fs.h"
+#include "common/base/log.h"
+#include "common/modelstore/shm.h"
+#include "common/net/tokens.h"
+#include "ps/conn/hub.h"
+#include "ps/job/job.h"
+#include "ps/redis/redis_serve.h"
 
 enum {
     FIXED_FDS = 4,    /* signals, keeper, nurse, Redis */

@@ -47,7 +47,7 @@ SRC_cuda     := $(call src,kernels/cuda)
 SRC_cu       := $(sort $(wildcard kernels/cuda/*.cu))
 SRC_cuda_host:= $(filter-out kernels/cuda/driver_%,$(SRC_cuda))
 # What the engine needs of the rest: the kernels' own tree and a few small files.
-CUDA_COMMON  := $(addprefix common/,err.c text.c parallel.c rng.c)
+CUDA_COMMON  := $(addprefix common/base/,err.c text.c parallel.c rng.c)
 
 # Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_known.c).
 CUDA_VERSION := $(BUILD)/cuda_kernels_version.h
@@ -64,13 +64,13 @@ CUDA_ENGINE  := $(BUILD)/lib/kubeml-cuda.so
 CUDA_STAYS   := $(if $(CUDA_SAID)$(filter 1,$(CUDA)),,$(if $(wildcard $(CUDA_ENGINE)),$(if $(shell \
                 find kernels/cuda -type f -newer $(CUDA_ENGINE)),,1)))
 
-# Whose CUDA it is, 13 say, which an older driver does not run: common/nvml.c. 0: the engine is not built.
+# Whose CUDA it is, 13 say, which an older driver does not run: common/contract/nvml.c. 0: the engine is not built.
 CUDA_MAJOR   := $(or $(if $(CUDA_STAYS),$(shell cat $(BUILD)/cuda_major 2>/dev/null)),$(if $(filter 1,$(CUDA)),$(shell sed -n 's/^.define CUDART_VERSION *\([0-9]*\)[0-9]\{3\}$$/\1/p' \
                 $(firstword $(call cuda_header,cuda_runtime_api.h)))),0)
 ifneq ($(CUDA_MAJOR)$(wildcard $(BUILD)/cuda_major),0) # or an earlier build had one
 $(eval $(call says,$(BUILD)/cuda_major,CUDA_MAJOR))
-EXTRA_common_nvml := -DCUDA_MAJOR=$(CUDA_MAJOR)
-$(BUILD)/obj/common/nvml.o: $(BUILD)/cuda_major
+EXTRA_common_contract_nvml := -DCUDA_MAJOR=$(CUDA_MAJOR)
+$(BUILD)/obj/common/contract/nvml.o: $(BUILD)/cuda_major
 endif
 
 .PHONY: cuda-toolkit cuda check-cuda check-cuda-host
@@ -90,7 +90,7 @@ $(eval $(call says,$(BUILD)/flags-cuda,CUDA_NOW))
 $(BUILD)/cuda/%.o: %.cu $(BUILD)/flags-nvcc
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
-	$(Q)$(NVCC) -Ikernels -Icommon $(NVCCFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(NVCC) -I. $(NVCCFLAGS) -MMD -MP -c $< -o $@
 
 CUDA_DRIVERS := $(call obj,$(filter kernels/cuda/driver_%,$(SRC_cuda)))
 $(CUDA_DRIVERS): private CPPFLAGS += $(CUDA_INCLUDE)
@@ -147,12 +147,12 @@ $(BUILD)/cuda-probe-errors: $(call obj,test/cuda/probe_errors.c) $(CUDA_OBJECTS)
 
 $(BUILD)/obj/test/cuda/probe_graph.o: private CPPFLAGS += $(CUDA_INCLUDE)
 $(BUILD)/obj/test/cuda/probe_graph.o: $(BUILD)/flags-cuda
-$(BUILD)/cuda-probe-graph: $(call obj,test/cuda/probe_graph.c common/err.c common/text.c) $(BUILD)/cuda/kernels/cuda/pointwise.o
+$(BUILD)/cuda-probe-graph: $(call obj,test/cuda/probe_graph.c common/base/err.c common/base/text.c) $(BUILD)/cuda/kernels/cuda/pointwise.o
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -ldl
 
 $(BUILD)/obj/test/cuda/probe_nccl.o: private CPPFLAGS += $(CUDA_INCLUDE)
 $(BUILD)/obj/test/cuda/probe_nccl.o: $(BUILD)/flags-cuda
-$(BUILD)/cuda-probe-nccl: $(call obj,test/cuda/probe_nccl.c kernels/cuda/driver_nccl.c common/err.c common/text.c)
+$(BUILD)/cuda-probe-nccl: $(call obj,test/cuda/probe_nccl.c kernels/cuda/driver_nccl.c common/base/err.c common/base/text.c)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lpthread -ldl
 
 # ---- for the host: the same sources on a shim and a fake driver ------------------------------
@@ -163,7 +163,7 @@ CXX          := g++
 endif
 # -O2 with a sanitizer too: what it takes longer to compile the kernels so is saved several times as they run.
 SHIM_FLAGS   := -std=c++17 -O2 $(if $(SANITIZER),-g1,-g) -fno-omit-frame-pointer -ffp-contract=off -D_GNU_SOURCE -Wall -Wextra -Werror \
-                -Wno-unused-function -Ikernels -Icommon -Itest/cuda \
+                -Wno-unused-function -I. $(TEST_INCLUDES) \
                 $(if $(SANITIZER),-fsanitize=$(SANITIZER) -fno-sanitize-recover=undefined $(SEEN_AT_ACCESS))
 SRC_shim     := $(filter-out test/cuda/races%.cc,$(sort $(wildcard test/cuda/*.cc)))
 SHIM_OBJECTS := $(patsubst %,$(BUILD)/shim/%.o,$(SRC_cu) $(SRC_shim)) $(call obj,$(SRC_cuda_host)) \
@@ -176,7 +176,7 @@ $(eval $(call says,$(BUILD)/flags-shim,SHIM_NOW))
 $(BUILD)/shim/%.cu.o: %.cu $(BUILD)/flags-shim
 	@mkdir -p $(@D)
 	@echo '  SHIM $<'
-	$(Q)$(CCACHE) $(CXX) -x c++ $(SHIM_FLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(CCACHE) $(CXX) -x c++ -include test/cuda/shim.h $(SHIM_FLAGS) -MMD -MP -c $< -o $@
 $(BUILD)/shim/%.cc.o: %.cc $(BUILD)/flags-shim
 	@mkdir -p $(@D)
 	@echo '  CXX  $<'
@@ -193,7 +193,7 @@ RACE_OBJECTS := $(patsubst %,$(BUILD)/races/%.o,$(SRC_cu)) $(BUILD)/shim/test/cu
 $(BUILD)/races/%.cu.o: %.cu $(BUILD)/flags-shim
 	@mkdir -p $(@D)
 	@echo '  SHIM $< (watched)'
-	$(Q)$(CCACHE) $(CXX) -x c++ $(SHIM_FLAGS) $(RACE_FLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(CCACHE) $(CXX) -x c++ -include test/cuda/shim.h $(SHIM_FLAGS) $(RACE_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/races/%.cc.o: %.cc $(BUILD)/flags-shim
 	@mkdir -p $(@D)
@@ -208,7 +208,7 @@ shim_link = @mkdir -p $(@D); echo '  LINK $@'
 $(BUILD)/shim/test_graph_%.o: test/unit/test_graph_%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CC   $< (on the shim)'
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DON_SHIM -DRANDOM_MODELS=$(if $(SANITIZER),3,20) -DWIDE=8 -DROOM=12 -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(TEST_INCLUDES) $(CFLAGS) -DON_SHIM -DRANDOM_MODELS=$(if $(SANITIZER),3,20) -DWIDE=8 -DROOM=12 -MMD -MP -c $< -o $@
 $(BUILD)/test/test_cuda_graph_%: $(BUILD)/shim/test_graph_%.o $(SHIM_OBJECTS) $(LIB_support) $(LIB_kernels) $(LIB_common)
 	$(shim_link)
 	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
@@ -218,7 +218,7 @@ $(BUILD)/test/test_races_planted: $(BUILD)/races/test/cuda/races_planted.cc.o $(
 $(BUILD)/races/test_graph_ops.o: test/unit/test_graph_ops.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CC   $< (watched)'
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DON_SHIM -DRANDOM_MODELS=3 -DWIDE=8 -DROOM=12 -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(TEST_INCLUDES) $(CFLAGS) -DON_SHIM -DRANDOM_MODELS=3 -DWIDE=8 -DROOM=12 -MMD -MP -c $< -o $@
 $(BUILD)/test/test_races_graph_ops: $(BUILD)/races/test_graph_ops.o $(RACE_OBJECTS) $(LIB_support) $(LIB_kernels) $(LIB_common)
 	$(shim_link)
 	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
@@ -241,7 +241,7 @@ $(FAKEGPU)/kubeml-%: $(BUILD)/bin/kubeml-%
 $(BUILD)/shim/bench_gpu.o: test/gpu/bench_gpu.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CC   $< (on the shim)'
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DON_SHIM -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(TEST_INCLUDES) $(CFLAGS) -DON_SHIM -MMD -MP -c $< -o $@
 $(FAKEGPU)/bench_gpu: $(BUILD)/shim/bench_gpu.o $(SHIM_OBJECTS) $(LIB_kernels) $(LIB_common)
 	$(shim_link)
 	$(Q)$(CXX) $(LDFLAGS) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)

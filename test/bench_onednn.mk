@@ -15,7 +15,7 @@ $(ONEDNN3)/ready:
 	$(ONEDNN3)/bin/pip install --quiet --disable-pip-version-check onednn-devel-cpu-gomp
 	@touch $@
 
-bench_onednn_LINK = $(Q)$(CC) $(CPPFLAGS) $(1) $(CFLAGS) -o $@ $< $(filter %.a,$^) $(LDFLAGS) $(2) -ldnnl $(LIBS_common)
+bench_onednn_LINK = $(Q)$(CC) $(CPPFLAGS) $(TEST_INCLUDES) $(1) $(CFLAGS) -o $@ $< $(filter %.a,$^) $(LDFLAGS) $(2) -ldnnl $(LIBS_common)
 
 $(BUILD)/bench/bench_onednn: test/bench/bench_onednn.c $(LIB_common)
 	@mkdir -p $(@D)

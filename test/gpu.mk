@@ -5,7 +5,7 @@
 GPU_OUT      ?= docs/measurements
 # GPU_SECONDS=500, where a command's time is limited: each of the four ends after so many, and goes on when called again.
 GPU_LIMIT     = $(if $(GPU_SECONDS),--seconds $(GPU_SECONDS))
-GPU_CORE     := $(call obj,$(filter-out kernels/backends.c,$(SRC_kernels)) $(CUDA_COMMON) common/clock.c) $(CUDA_OBJECTS) \
+GPU_CORE     := $(call obj,$(filter-out kernels/backends.c,$(SRC_kernels)) $(CUDA_COMMON) common/base/clock.c) $(CUDA_OBJECTS) \
                 $(BUILD)/shim/kernels/backends.o
 GPU_TESTS    := $(addprefix $(BUILD)/gpu/test_gpu_,graph_ops graph_engine golden models)
 gpu_link      = @mkdir -p $(@D); echo '  LINK $@'; $(CC) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) $(CUDA_LIBS) -lpthread -ldl -lm
@@ -76,12 +76,12 @@ check-cuda: $(GPU_TESTS) $(BUILD)/gpu/bench_gpu
 $(BUILD)/gpu/obj/%.o: test/unit/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CC   $< (for a GPU)'
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_GPU=1 -DRANDOM_MODELS=60 -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(TEST_INCLUDES) $(CFLAGS) -DTEST_GPU=1 -DRANDOM_MODELS=60 -MMD -MP -c $< -o $@
 $(BUILD)/gpu/test_gpu_models: $(call obj,test/gpu/test_gpu_models.c test/support/test.c) $(GPU_CORE)
 	$(gpu_link)
 $(BUILD)/gpu/test_gpu_%: $(BUILD)/gpu/obj/test_%.o $(call obj,test/support/test.c) $(GPU_CORE)
 	$(gpu_link)
 $(BUILD)/obj/test/gpu/bench_norm.o: private CPPFLAGS += $(CUDA_INCLUDE)
 $(BUILD)/obj/test/gpu/bench_norm.o: $(BUILD)/flags-cuda
-$(BUILD)/gpu/bench_gpu: $(call obj,test/gpu/bench_gpu.c test/gpu/bench_norm.c common/nvml.c common/log.c) $(GPU_CORE)
+$(BUILD)/gpu/bench_gpu: $(call obj,test/gpu/bench_gpu.c test/gpu/bench_norm.c common/contract/nvml.c common/base/log.c) $(GPU_CORE)
 	$(gpu_link)

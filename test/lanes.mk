@@ -17,7 +17,7 @@ $(LANES)/obj/%.o: LANES_FLAGS = '-D__builtin_cpu_supports(x)=1'
 $(LANES)/obj/%.o: %.c $(BUILD)/flags test/lanes/avx512_lanes.h
 	@mkdir -p $(@D)
 	@echo '  CC   $< (lanes)'
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(LANES_FLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(if $(filter test/%,$<),$(TEST_INCLUDES)) $(LANES_FLAGS) -MMD -MP -c $< -o $@
 
 $(LANES)/test/%: $(LANES)/obj/test/unit/%.o $(LANES_OBJ) $(LIB_support) $(ALL_LIBS)
 	@mkdir -p $(@D)

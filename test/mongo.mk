@@ -12,5 +12,5 @@ check-built: | mongo-stand-in
 # These look at what lies in the server with libmongoc itself, and at what our locators make of it.
 EXTRA_test_unit_test_store_mongo_form = $(MONGO_CFLAGS)
 $(call obj,test/support/stores.c test/unit/test_store_mongo_form.c): $(BUILD)/flags-mongo
-$(BUILD)/test/test_store_mongo_form: $(BUILD)/obj/common/store_mongo_link.o
+$(BUILD)/test/test_store_mongo_form: $(BUILD)/obj/common/store/mongo/store_mongo_link.o
 $(BUILD)/test/test_store_mongo_form: LIBS_common += $(MONGO_LIBS)

@@ -1,9 +1,10 @@
 # The simulator links the production objects of the state machines and nothing else, and once more for
-# each mutation: the source that has it compiled with -DMUTATION=n (common/mutation.h), where one decision
+# each mutation: the source that has it compiled with -DMUTATION=n (common/base/mutation.h), where one decision
 # is taken wrongly. test_simulate shows that every one of those is found; no sanitizer has a part in that.
 
-SIM_LOGIC  := $(filter common/deal.c common/request.c common/average.c common/gpu.c common/policy.c common/round%.c common/job%.c,$(SRC_common))
-SIM_GROUND := common/left_out.c common/rng.c common/ending.c common/err.c common/text.c common/clock.c common/log.c
+SIM_LOGIC  := $(addprefix common/contract/,deal.c request.c average.c gpu.c) $(call src,common/round) \
+              $(filter-out controller/job/algorithms.c,$(call src,controller/job))
+SIM_GROUND := common/contract/left_out.c common/base/rng.c common/contract/ending.c common/base/err.c common/base/text.c common/base/clock.c common/base/log.c
 SIM_WORLD  := test/sim/sim.c test/sim/sim_store.c test/sim/sim_ps.c test/sim/sim_function.c test/sim/sim_controller.c \
               test/sim/sim_pool.c test/sim/sim_check.c test/sim/sim_bounds.c test/sim/sim_user.c
 SIM_SHARED := $(call obj,$(SIM_GROUND) $(SIM_WORLD))
@@ -12,8 +13,6 @@ MUTATIONS  := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 
 # SOURCE=n, of each mutation
 MUTATED    := $(shell grep -oE 'MUTATE.[0-9]+' $(SIM_LOGIC) | sed 's/:MUTATE./=/')
 MUTANTS    := $(addprefix $(BUILD)/test/mutant-,$(MUTATIONS))
-
-CPPFLAGS += $(if $(wildcard test/sim),-Itest/sim)
 
 $(BUILD)/test/simulate: $(call obj,test/sim/simulate.c $(SIM_LOGIC)) $(SIM_SHARED)
 	@mkdir -p $(@D)

@@ -310,7 +310,7 @@ INLINE v8q halves8(v8q a, uint32_t k)
 #endif
 }
 
-/* Philox4x32-10 as in common/rng.c, for eight counters that follow each other; only the lower
+/* Philox4x32-10 as in common/base/rng.c, for eight counters that follow each other; only the lower
  * halves of the lanes count. */
 INLINE void philox8(v8q c[4], uint32_t key0, uint32_t key1)
 {

@@ -16,9 +16,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "cleanup.h"
+#include "common/base/cleanup.h"
 #include "cpu_program.h"
-#include "plan.h"
+#include "kernels/plan.h"
 
 /* Of a chunk, a layer's inputs and result: what they may take where some layer needs many samples,
  * and what they grow to where none does. */

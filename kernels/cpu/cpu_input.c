@@ -1,8 +1,8 @@
 /* cpu_input.c: the network's input: bytes or floats as the caller has them, (C, H, W), to scaled
  * floats with channels innermost. */
-#include "clock.h"
+#include "common/base/clock.h"
+#include "common/base/prefetch.h"
 #include "cpu_program.h"
-#include "prefetch.h"
 
 enum { LINE = 64 }; /* pixels of an input row that are converted at a time */
 

@@ -20,8 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "graph.h"
-#include "optim.h"
+#include "kernels/graph.h"
+#include "kernels/optim.h"
 
 enum { CPU_LANES = 8, CPU_SLACK = 32 };
 

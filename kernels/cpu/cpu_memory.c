@@ -16,10 +16,10 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "cleanup.h"
+#include "common/base/cleanup.h"
 #include "cpu_program.h"
-#include "large_pages.h"
-#include "plan.h"
+#include "kernels/large_pages.h"
+#include "kernels/plan.h"
 
 void *program_alloc(program *p, size_t count, size_t size)
 {

@@ -11,9 +11,9 @@
 #ifndef KUBEML_CPU_PROGRAM_H
 #define KUBEML_CPU_PROGRAM_H
 
-#include "backend.h"
 #include "cpu_kernels16.h"
 #include "cpu_threads.h"
+#include "kernels/backend.h"
 
 /* Results that go through several layers at a time: they are to stay in a core's second cache. */
 enum { CPU_CHUNK_BYTES = 256 * 1024 };

@@ -5,7 +5,7 @@
 #ifndef KUBEML_CPU_THREADS_H
 #define KUBEML_CPU_THREADS_H
 
-#include "err.h"
+#include "common/base/err.h"
 
 typedef struct cpu_threads cpu_threads;
 typedef void cpu_work(void *arg, int thread, int threads);

@@ -1,7 +1,7 @@
 /* kernels_avx512_bf16.c: products in bf16 with AVX512-BF16: see cpu_kernels16.h. */
 #if defined(__x86_64__)
+#include "common/base/prefetch.h"
 #include "cpu_kernels16.h"
-#include "prefetch.h"
 #include "vec_impl.h"
 
 #if defined(__SANITIZE_ADDRESS__) ||                                                               \

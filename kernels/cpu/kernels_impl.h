@@ -1,8 +1,8 @@
 /* kernels_impl.h: the body of one cpu_kernels table. A file kernels_SET.c sets KERNELS_NAME,
  * KERNELS_TABLE, TILE_PIXELS (accumulators in a row), MAX_ACC, KERNELS_WIDE (16 lanes pay) and
  * KERNELS_NARROW (registers have 4), and includes this; the compiler's flags do the rest. */
+#include "common/base/prefetch.h"
 #include "cpu_kernels.h"
-#include "prefetch.h"
 #include "vec_impl.h"
 
 #include <math.h>

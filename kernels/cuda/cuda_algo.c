@@ -14,9 +14,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "cleanup.h"
-#include "cuda/cuda_memory.h"
-#include "cuda/cuda_program.h"
+#include "common/base/cleanup.h"
+#include "cuda_memory.h"
+#include "cuda_program.h"
 
 enum {
     TIMED_RUNS = 5,

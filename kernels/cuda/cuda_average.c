@@ -1,11 +1,11 @@
 /* cuda_average.c: the mean of several programs of this process, on their devices; see backend.h.
  *
- * On one device the blocks are merged in the order of the programs with common/merge.h's bits. Over
+ * On one device the blocks are merged in the order of the programs with common/modelstore/merge.h's bits. Over
  * several devices each one's programs are summed in order, and the sums by the driver's library,
  * whose order is its own. */
 #include <string.h>
 
-#include "cuda/cuda_models.h"
+#include "cuda_models.h"
 
 /* The programs of one device, in order; the first one's blocks take the sum. */
 typedef struct team {

@@ -15,10 +15,10 @@
 #include <string.h>
 
 #include "backend_seam.h" /* made by the build */
-#include "cuda/cuda_devices.h"
-#include "cuda/cuda_memory.h"
-#include "cuda/cuda_program.h"
-#include "parallel.h"
+#include "common/base/parallel.h"
+#include "cuda_devices.h"
+#include "cuda_memory.h"
+#include "cuda_program.h"
 
 extern const backend backend_cuda;
 extern const char backend_cuda_seam[];

@@ -3,7 +3,7 @@
  * Layers run in the order of their numbers from the last to the first. What a library computes of
  * weights' gradients may run on a branch of the graph, beside what flows on to the layers before
  * (program.beside). */
-#include "cuda/cuda_run.h"
+#include "cuda_run.h"
 
 /* Where input k's gradient goes; *add: others have written there before. NULL: nobody needs it. */
 static void *gradient_of(run *r, int node, bool *add)

@@ -6,7 +6,7 @@
  * with another communicator. */
 #include <string.h>
 
-#include "cuda/cuda_models.h"
+#include "cuda_models.h"
 
 void cuda_comm_drop(program *p)
 {

@@ -1,5 +1,5 @@
 /* cuda_devices.c: see cuda_devices.h. */
-#include "cuda/cuda_devices.h"
+#include "cuda_devices.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
 #ifndef KUBEML_CUDA_DEVICES_H
 #define KUBEML_CUDA_DEVICES_H
 
-#include "cuda/driver.h"
+#include "driver.h"
 
 /* One that is kept, else a new one. The driver's errors; ERR_NOMEM. */
 int cuda_device_open(const driver *d, int ordinal, device **out, err *e);

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/cuda_program.h"
+#include "cuda_program.h"
 
 enum { TIMED_RUNS = 5, TIMED_ROUNDS = 3 };
 

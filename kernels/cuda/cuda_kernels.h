@@ -305,7 +305,7 @@ void cuda_head_gradients(void *stream, element t, int cap, const head_shape *h, 
 
 enum { CUDA_MERGE_MAX = 64 };
 
-/* out[i] = sum of weight[k] * in[k][i], as common/merge.h defines it, bit for bit. *finite becomes
+/* out[i] = sum of weight[k] * in[k][i], as common/modelstore/merge.h defines it, bit for bit. *finite becomes
  * 0 when an output is not. `in` and `weight` are host arrays, copied by the call. `out` may be
  * in[k]. */
 void cuda_merge(void *stream, int n, const float *const *in, const double *weight, size_t count,

@@ -10,9 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cleanup.h"
-#include "cuda/cuda_program.h"
+#include "common/base/cleanup.h"
 #include "cuda_kernels_version.h" /* made by the build (scripts/cuda.mk) */
+#include "cuda_program.h"
 
 enum {
     CACHE_MAX = 16384, /* entries */

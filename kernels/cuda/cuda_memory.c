@@ -1,5 +1,5 @@
 /* cuda_memory.c: see cuda_memory.h. */
-#include "cuda/cuda_memory.h"
+#include "cuda_memory.h"
 
 #include <assert.h>
 #include <pthread.h>

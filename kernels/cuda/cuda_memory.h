@@ -5,7 +5,7 @@
 #ifndef KUBEML_CUDA_MEMORY_H
 #define KUBEML_CUDA_MEMORY_H
 
-#include "cuda/driver.h"
+#include "driver.h"
 
 /* What a part of a block takes, so that the next one begins where a load of any width may. */
 static inline size_t cuda_aligned(size_t bytes)

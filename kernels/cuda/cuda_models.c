@@ -1,7 +1,7 @@
 /* cuda_models.c: see cuda_models.h. */
-#include "cuda/cuda_models.h"
+#include "cuda_models.h"
 
-#include "cuda/cuda_memory.h"
+#include "cuda_memory.h"
 
 size_t cuda_model_count(const program *p, int which)
 {

@@ -3,7 +3,7 @@
 #ifndef KUBEML_CUDA_MODELS_H
 #define KUBEML_CUDA_MODELS_H
 
-#include "cuda/cuda_program.h"
+#include "cuda_program.h"
 
 /* This program's, or one of the same graph elsewhere. */
 typedef struct cuda_model {
@@ -25,7 +25,7 @@ cuda_model cuda_model_mean(const program *p);
 
 /* The sum over all words as they are now. */
 int cuda_model_sum(program *p, const cuda_model *m, uint64_t *out, err *e);
-/* The weighted mean with common/merge.h's bits, of counters the largest; `to` may be one of `of`.
+/* The weighted mean with common/modelstore/merge.h's bits, of counters the largest; `to` may be one of `of`.
  * `finite`: 0 when any number of it is not. */
 int cuda_model_merge(program *p, const cuda_model *of, const double *weight, int n,
                      const cuda_model *to, int32_t *finite, err *e);

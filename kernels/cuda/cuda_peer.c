@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/cuda_models.h"
+#include "cuda_models.h"
 
 typedef struct peers {
     unsigned char device[BACKEND_DEVICE_BYTES];

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cleanup.h"
-#include "cuda/cuda_memory.h"
-#include "cuda/cuda_program.h"
-#include "plan.h"
+#include "common/base/cleanup.h"
+#include "cuda_memory.h"
+#include "cuda_program.h"
+#include "kernels/plan.h"
 
 /* ---- fusing ---------------------------------------------------------------------------------- */
 

@@ -11,8 +11,8 @@
 #ifndef KUBEML_CUDA_PROGRAM_H
 #define KUBEML_CUDA_PROGRAM_H
 
-#include "cuda/cuda_samples.h"
-#include "cuda/driver.h"
+#include "cuda_samples.h"
+#include "driver.h"
 
 enum { CHOICE_OWN = -1, FUSINGS_MAX = 32, KEY_BYTES = 384, WINNER_BYTES = 32 };
 #define WINNER_OWN "own" /* what no driver offers */

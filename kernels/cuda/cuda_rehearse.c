@@ -10,10 +10,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "cleanup.h"
-#include "cuda/cuda_devices.h"
-#include "cuda/cuda_memory.h"
-#include "cuda/cuda_program.h"
+#include "common/base/cleanup.h"
+#include "cuda_devices.h"
+#include "cuda_memory.h"
+#include "cuda_program.h"
 
 enum { PARTS_MAX = 128, MS_MAX = 2000, OPERANDS = 4 };
 #define BYTES_MAX ((size_t)256 << 20)

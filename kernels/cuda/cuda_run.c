@@ -5,7 +5,7 @@
  * prepare, and replayed for every batch, whose size and numbers lie in step_args on the device. */
 #include <assert.h>
 
-#include "cuda/cuda_run.h"
+#include "cuda_run.h"
 
 _Static_assert((int)ACT_RELU == (int)CUDA_RELU && (int)ACT_RELU6 == (int)CUDA_RELU6 &&
                    (int)ACT_LEAKY_RELU == (int)CUDA_LEAKY_RELU &&

@@ -2,7 +2,7 @@
 #ifndef KUBEML_CUDA_RUN_H
 #define KUBEML_CUDA_RUN_H
 
-#include "cuda/cuda_program.h"
+#include "cuda_program.h"
 
 /* One pass through the layers. */
 typedef struct run {

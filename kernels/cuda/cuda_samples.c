@@ -1,12 +1,12 @@
 /* cuda_samples.c: see cuda_samples.h. */
-#include "cuda/cuda_samples.h"
+#include "cuda_samples.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/cuda_memory.h"
+#include "cuda_memory.h"
 
 typedef enum block_state { ABSENT, COMING, PRESENT } block_state;
 

@@ -5,8 +5,8 @@
 #ifndef KUBEML_CUDA_SAMPLES_H
 #define KUBEML_CUDA_SAMPLES_H
 
-#include "backend.h"
-#include "cuda/driver.h"
+#include "driver.h"
+#include "kernels/backend.h"
 
 typedef struct cuda_samples {
     cuda_rows at;

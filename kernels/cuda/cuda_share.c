@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cleanup.h"
-#include "cuda/cuda_memory.h"
-#include "cuda/cuda_models.h"
+#include "common/base/cleanup.h"
+#include "cuda_memory.h"
+#include "cuda_models.h"
 
 enum { UPDATES = 64, TOGETHER = 8, LAYERS_FEW = 32 };
 _Static_assert(TOGETHER % 2 == 0, "what follows them begins with the first turn");

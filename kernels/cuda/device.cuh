@@ -23,13 +23,12 @@
 /* Before one that hardly ever runs twice: instructions that nobody needs are fetched, too. */
 #define ROLLED _Pragma("unroll 1")
 #else
-#include "shim.h"
 #define UNROLL
 #define UNROLL_BY_4
 #define ROLLED
 #endif
 
-#include "cuda/cuda_kernels.h"
+#include "cuda_kernels.h"
 
 /* Of a warp. */
 enum { LANES = 32 };
@@ -70,7 +69,7 @@ template <class T> static __device__ __forceinline__ void put_or_add(T *at, floa
     put(at, add ? to_float(*at) + x : x);
 }
 
-/* Philox4x32-10 with common/rng.h's counter: the same bits as rng_draw. */
+/* Philox4x32-10 with common/base/rng.h's counter: the same bits as rng_draw. */
 static __device__ __forceinline__ void draw(uint64_t seed, uint32_t use, uint32_t a, uint64_t b,
                                             uint32_t c, uint32_t out[4])
 {

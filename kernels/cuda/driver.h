@@ -14,8 +14,8 @@
 
 #include <string.h>
 
-#include "backend.h"
-#include "cuda/cuda_kernels.h"
+#include "cuda_kernels.h"
+#include "kernels/backend.h"
 
 typedef struct device device;
 typedef struct device_graph device_graph;

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/driver_cuda.h"
+#include "driver_cuda.h"
 
 /* An id is an algorithm's number plus MATH_ID for each kind of arithmetic before its own; or
  * FUSED_ID plus the arithmetic. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/driver_cuda.h"
+#include "driver_cuda.h"
 
 /* A piece that is filled, and what is worth several threads. */
 #define PIECE_BYTES  ((size_t)2 << 20)

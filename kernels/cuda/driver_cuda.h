@@ -6,7 +6,7 @@
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 
-#include "cuda/driver.h"
+#include "driver.h"
 
 enum { DRIVER_PIECES = 4 };
 

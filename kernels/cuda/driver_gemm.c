@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/driver_cuda.h"
+#include "driver_cuda.h"
 
 #define WORKSPACE_BYTES ((size_t)32 << 20)
 /* Of every operand: a parameter begins with the block's 16th float, in the bf16 copy with its 16th

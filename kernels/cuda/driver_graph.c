@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/driver_cuda.h"
+#include "driver_cuda.h"
 
 enum { TENSOR_X = 1, TENSOR_W, TENSOR_BIAS, TENSOR_Y, TENSOR_VIRTUAL }; /* unique in the graph */
 enum { PIECES = 24, NOTES = 16 };

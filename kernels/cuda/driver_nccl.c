@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/driver_cuda.h"
+#include "driver_cuda.h"
 
 enum { RANKS_MAX = 64 };
 

@@ -7,7 +7,7 @@
  * wanted, with its reason. */
 #include <stdatomic.h>
 
-#include "cuda/driver_cuda.h"
+#include "driver_cuda.h"
 
 #define OPERAND_BYTES   ((size_t)256 << 10)
 #define WORKSPACE_BYTES ((size_t)32 << 20)

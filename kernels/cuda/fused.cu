@@ -8,8 +8,8 @@
  * have a gradient. Weights are summed in each block over its windows and then over the blocks, in a
  * fixed order; the kernel that does the latter reads no weights, so that there they can take their
  * step. */
-#include "cuda/fused.cuh"
-#include "cuda/optim.cuh"
+#include "fused.cuh"
+#include "optim.cuh"
 
 /* Static shared memory is 48 KiB. A place is its row and its column, of eight bits each. Blocks:
  * two for each of a large GPU's 132 multiprocessors. */

@@ -2,7 +2,7 @@
 #ifndef KUBEML_FUSED_CUH
 #define KUBEML_FUSED_CUH
 
-#include "cuda/device.cuh"
+#include "device.cuh"
 
 /* Windows of 3x3 or 5x5 taps next to each other, pooled by 2x2, that fit. */
 bool cuda_tiles_fit(const conv_shape &s, const pool_shape &o);

@@ -1,6 +1,6 @@
 /* fused_tiles.cu: a convolution whose pooling has windows of 2x2, as LeNet's are, forward: a tile
  * of places (fused_tiles.cuh) is a window of the pooling. And what both ways know of a layer. */
-#include "cuda/fused_tiles.cuh"
+#include "fused_tiles.cuh"
 
 static divisor divisor_of(int d)
 {

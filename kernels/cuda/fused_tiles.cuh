@@ -9,7 +9,7 @@
 #ifndef KUBEML_FUSED_TILES_CUH
 #define KUBEML_FUSED_TILES_CUH
 
-#include "cuda/fused.cuh"
+#include "fused.cuh"
 
 /* 24 KiB of shared memory: several blocks to a multiprocessor, as for several functions on a GPU.
  */

@@ -5,7 +5,7 @@
  * dw: of one sample and two filters; a thread sums a row of taps over some windows.
  *
  * dx and dw need nothing of each other: they are blocks of one launch. */
-#include "cuda/fused_tiles.cuh"
+#include "fused_tiles.cuh"
 
 /* What forward left of a sample, and its output's gradient, which stands for y too where no ReLU
  * asks for y. */

@@ -8,7 +8,7 @@
  *
  * A block computes a tile of 64 rows and 64 or 16 columns; long inner sums are split over blocks
  * and their parts added in order by a second kernel. */
-#include "cuda/device.cuh"
+#include "device.cuh"
 
 enum { TILE_M = 64, TILE_K = 16, SIDE = 16, EACH_M = TILE_M / SIDE, SPLIT_MAX = 64 };
 

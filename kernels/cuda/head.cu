@@ -10,8 +10,8 @@
  * What parameters' gradients need of a sample goes to the tensors that the layers have anyway; the
  * second kernel sums it over the samples, in order. It reads no parameter of another thread, so
  * that there a parameter can take its step. */
-#include "cuda/loss.cuh"
-#include "cuda/optim.cuh"
+#include "loss.cuh"
+#include "optim.cuh"
 
 /* Static shared memory is 48 KiB; the less of it is taken, the more of the weights stay in the
  * multiprocessor's cache until they are read backward: it is the same memory. A block reads all

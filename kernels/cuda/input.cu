@@ -1,5 +1,5 @@
 /* input.cu: from a batch as the host gives it to the network's input; see cuda_kernels.h. */
-#include "cuda/device.cuh"
+#include "device.cuh"
 
 /* ---- bytes or floats, NCHW, to NHWC ---------------------------------------------------------- */
 

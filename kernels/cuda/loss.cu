@@ -1,6 +1,6 @@
 /* loss.cu: losses and their gradients; see cuda_kernels.h. A warp a sample; then one block adds the
  * samples' results in a fixed tree. */
-#include "cuda/loss.cuh"
+#include "loss.cuh"
 
 enum { SUM_THREADS = 256 };
 

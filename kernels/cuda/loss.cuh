@@ -3,7 +3,7 @@
 #ifndef KUBEML_LOSS_CUH
 #define KUBEML_LOSS_CUH
 
-#include "cuda/device.cuh"
+#include "device.cuh"
 
 static __device__ __forceinline__ float lanes_most(float x)
 {

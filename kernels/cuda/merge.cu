@@ -1,6 +1,6 @@
 /* merge.cu: averaging models on the device, sums that tell them apart, and QSGD; see
  * cuda_kernels.h. */
-#include "cuda/device.cuh"
+#include "device.cuh"
 
 typedef struct merge_list {
     int n;

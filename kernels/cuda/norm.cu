@@ -11,7 +11,7 @@
  *
  * A thread asks for several values before it uses the first, or it would wait for memory once a
  * value; and it stays with its channels, whose numbers it reads once. */
-#include "cuda/device.cuh"
+#include "device.cuh"
 
 /* Blocks that sum: about one for each of a large GPU's 132 multiprocessors, each with many threads,
  * as the last one reads what each of them has left. */

@@ -1,5 +1,5 @@
 /* optim.cu: the optimizers over the one parameter block, as one kernel; see cuda_kernels.h. */
-#include "cuda/optim.cuh"
+#include "optim.cuh"
 
 static __global__ void optimize(optim_block b)
 {

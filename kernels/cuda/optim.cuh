@@ -4,7 +4,7 @@
 #ifndef KUBEML_OPTIM_CUH
 #define KUBEML_OPTIM_CUH
 
-#include "cuda/device.cuh"
+#include "device.cuh"
 
 /* The step's numbers, once a thread; anything where there is no step. */
 static __device__ __forceinline__ step_args numbers_of(const optim_block &b)

@@ -1,5 +1,5 @@
 /* pointwise.cu: what maps element to element; see cuda_kernels.h. */
-#include "cuda/device.cuh"
+#include "device.cuh"
 
 /* ---- activations ----------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* pool.cu: pooling over NHWC; see cuda_kernels.h. Backward gathers: a thread an input element adds
  * what every window that holds it sends, in row-major order, so that nothing is atomic. */
-#include "cuda/device.cuh"
+#include "device.cuh"
 
 typedef struct span {
     int from, to, counted;

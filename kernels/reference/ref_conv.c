@@ -1,7 +1,7 @@
 /* ref_conv.c: convolution and linear layers of the reference; see ref_layers.h. */
 #include <string.h>
 
-#include "reference/ref_layers.h"
+#include "ref_layers.h"
 
 /* The output columns [from, to) whose input column q*stride - pad + s*dil lies inside [0, W). */
 static void inside(int out, int in, int stride, int shift, int *from, int *to)

@@ -6,7 +6,7 @@
 #ifndef KUBEML_REF_LAYERS_H
 #define KUBEML_REF_LAYERS_H
 
-#include "backend.h"
+#include "kernels/backend.h"
 
 void ref_conv2d_forward(const graph_node *n, shape in, int N, const double *x, const double *w,
                         const double *b, double *y);

@@ -3,7 +3,7 @@
  * Formulas: Ioffe and Szegedy 2015, algorithm 1 and section 3; running statistics as torch.nn. */
 #include <math.h>
 
-#include "reference/ref_layers.h"
+#include "ref_layers.h"
 
 typedef struct channel {
     size_t plane, stride; /* floats of a plane; from one sample's plane to the next one's */

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "reference/ref_layers.h"
+#include "ref_layers.h"
 
 #define SQRT_HALF    0.70710678118654752440
 #define INV_SQRT_2PI 0.39894228040143267794

@@ -1,7 +1,7 @@
 /* ref_pool.c: pooling of the reference; see ref_layers.h. */
 #include <math.h>
 
-#include "reference/ref_layers.h"
+#include "ref_layers.h"
 
 /* The input rows or columns [from, to) of output position p, and how many a divisor counts. */
 typedef struct span {

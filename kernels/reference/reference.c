@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cleanup.h"
-#include "plan.h"
-#include "reference/ref_layers.h"
+#include "common/base/cleanup.h"
+#include "kernels/plan.h"
+#include "ref_layers.h"
 
 /* What one node keeps; pointers into the program's memory, NULL where it keeps none. */
 typedef struct ref_node {

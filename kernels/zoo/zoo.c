@@ -1,5 +1,5 @@
 /* zoo.c: the table of models and the search in it; see zoo.h. */
-#include "zoo/zoo.h"
+#include "zoo.h"
 
 #include <ctype.h>
 #include <stdarg.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "zoo/zoo_models.h"
+#include "zoo_models.h"
 
 static const zoo_model models[] = {
     {"lenet5", "LeNet-5 with ReLU and max pooling", zoo_lenet5, 1, 28, 28, 10, 61706, false},

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "engine.h"
+#include "kernels/engine.h"
 
 /* How the network begins: torchvision's way for large images, or one that keeps a 32x32 image's
  * resolution. AUTO: CIFAR when both sides are below 64. */

@@ -2,7 +2,7 @@
  * and 16 layers, bottlenecks of 128. Stem for small images: one 3x3 convolution, no pooling. */
 #include <math.h>
 
-#include "zoo/zoo_models.h"
+#include "zoo_models.h"
 
 enum { GROWTH = 32, BOTTLENECK = 128, BLOCKS = 4 };
 

@@ -1,6 +1,6 @@
 /* zoo_mobilenet.c: torchvision's MobileNetV3-Small (Howard et al. 2019, table 2). Stem for small
  * images: the first convolution has stride 1. */
-#include "zoo/zoo_models.h"
+#include "zoo_models.h"
 
 typedef struct bneck {
     int kernel, expanded, out;

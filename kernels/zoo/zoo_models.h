@@ -2,7 +2,7 @@
 #ifndef KUBEML_ZOO_MODELS_H
 #define KUBEML_ZOO_MODELS_H
 
-#include "zoo/zoo.h"
+#include "zoo.h"
 
 /* A layer's name, built on the spot: .name = zoo_name("layer%d.conv1", i).text */
 typedef struct zoo_label {

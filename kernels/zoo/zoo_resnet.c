@@ -1,6 +1,6 @@
 /* zoo_resnet.c: torchvision's ResNets (He et al. 2015; version 1.5 of the bottleneck: its 3x3 layer
  * has the stride). Stem for small images: one 3x3 convolution, no pooling. */
-#include "zoo/zoo_models.h"
+#include "zoo_models.h"
 
 typedef struct net {
     const int *blocks; /* of the four stages */

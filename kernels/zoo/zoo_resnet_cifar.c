@@ -4,7 +4,7 @@
  * Names follow the common PyTorch version: conv1, bn1, layer1.0.conv1, ..., linear. */
 #include <stdio.h>
 
-#include "zoo/zoo_models.h"
+#include "zoo_models.h"
 
 static int conv_bn(graph *g, int x, const char *prefix, int number, int filters, int stride)
 {

@@ -1,5 +1,5 @@
 /* zoo_small.c: LeNet-5 and a multi-layer perceptron. */
-#include "zoo/zoo_models.h"
+#include "zoo_models.h"
 
 /* LeCun et al. 1998 as it is commonly taught: ReLU and max pooling, the first convolution padded so
  * that a 28x28 image keeps its size. 61,706 parameters for MNIST. */

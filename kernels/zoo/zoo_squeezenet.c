@@ -1,6 +1,6 @@
 /* zoo_squeezenet.c: torchvision's SqueezeNet 1.1 (Iandola et al. 2016). Stem for small images: the
  * first convolution has stride 1 and padding 1. */
-#include "zoo/zoo_models.h"
+#include "zoo_models.h"
 
 static int conv(graph *g, int x, zoo_label name, int filters, int kernel)
 {

@@ -2,7 +2,7 @@
  * batch norm. For small images the adaptive pooling gives 1x1 instead of 7x7, so that the
  * classifier's first layer has 512 inputs, and the fifth maximum pooling is left out where the
  * fourth has left one pixel (16 to 31 on a side: MNIST). */
-#include "zoo/zoo_models.h"
+#include "zoo_models.h"
 
 /* The layer `name`; nothing where it may be skipped and its input is one pixel. */
 static int pool(graph *g, int x, const char *name, bool may_skip)

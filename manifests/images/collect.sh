@@ -72,7 +72,7 @@ fi
 
 put cli "$out"/bin/kubeml /usr/bin/kubeml
 
-# What is large, for docs/images.md.
+# What is large, for docs/guides/images.md.
 for image in "$to"/image/*; do
     echo "$(basename "$image") $(du -sm "$image" | cut -f1) MiB"
     find "$image" -type f -printf '    %k KiB %f\n' | sort -rn | head -6

@@ -9,9 +9,9 @@
 
 #include <stdatomic.h>
 
+#include "common/modelstore/merge.h"
+#include "common/modelstore/shm.h"
 #include "kml_logic.h"
-#include "merge.h"
-#include "shm.h"
 
 /* What one function has brought for the open round. */
 typedef struct publication {

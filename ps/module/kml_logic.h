@@ -19,8 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "block.h"
-#include "err.h"
+#include "common/base/err.h"
+#include "common/modelstore/block.h"
 
 enum {
     LOGIC_CHUNK_BYTES = 1 << 20, /* a multiple of the block's piece */

@@ -11,10 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "fs.h"
-#include "ingest.h"
-#include "loader.h"
-#include "store.h"
+#include "common/base/fs.h"
+#include "common/dataset/ingest.h"
+#include "common/store/store.h"
+#include "function-runtime/train/loader.h"
 
 enum { CROP = 4 };
 

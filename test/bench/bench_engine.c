@@ -14,10 +14,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "clock.h"
-#include "engine.h"
-#include "rng.h"
-#include "zoo/zoo.h"
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "kernels/engine.h"
+#include "kernels/zoo/zoo.h"
 
 typedef struct bench_model {
     const char *name;

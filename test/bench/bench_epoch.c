@@ -15,11 +15,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "dataset.h"
-#include "deal.h"
-#include "engine.h"
-#include "zoo/zoo.h"
+#include "common/base/clock.h"
+#include "common/contract/deal.h"
+#include "common/dataset/dataset.h"
+#include "kernels/engine.h"
+#include "kernels/zoo/zoo.h"
 
 enum { BATCH_MAX = 1024 };
 

@@ -12,10 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "clock.h"
-#include "dataset.h"
-#include "ingest.h"
-#include "rng.h"
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "common/dataset/dataset.h"
+#include "common/dataset/ingest.h"
 
 enum { IMAGE = 3 * 32 * 32, ROUNDS_MAX = 99 };
 

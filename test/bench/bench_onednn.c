@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "clock.h"
+#include "common/base/clock.h"
 
 enum { LAYERS_MAX = 16, TIMED = 5 };
 

@@ -11,9 +11,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "common/base/clock.h"
+#include "common/modelstore/resp.h"
 #include "modelstore_fixture.h"
-#include "resp.h"
 #include "test.h"
 
 enum { FUNCTIONS = 4, ROUNDS_MAX = 10000 };

@@ -9,7 +9,7 @@ from test_trainjob import resource, trainjob
 
 
 def is_hardened(pod):
-    """As the API server has it: row by row what docs/kubernetes.md says of all pods."""
+    """As the API server has it: row by row what docs/guides/kubernetes-operations.md says of all pods."""
     name, spec = pod["metadata"]["name"], pod["spec"]
     context = spec["securityContext"]
     assert context["runAsNonRoot"] and context["seccompProfile"]["type"] == "RuntimeDefault", (name, context)

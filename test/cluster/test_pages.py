@@ -1,4 +1,4 @@
-"""docs/kind.md, docs/microk8s.md and the manifest's head, command by command: all of Kubernetes, Helm
+"""docs/guides/kind.md, docs/guides/microk8s.md and the manifest's head, command by command: all of Kubernetes, Helm
 and kubeml in them is real, with the chart's own MongoDB, whose server is the stand-in (bundled.py). What `kind`,
 `microk8s` and `make` would do to a machine is done by stand-ins that note how they were called."""
 import contextlib

@@ -35,7 +35,7 @@
 #include "shim.h"
 
 extern "C" {
-#include "err.h"
+#include "common/base/err.h"
 }
 
 struct device {

@@ -7,7 +7,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-#include "cuda/driver.h"
+#include "kernels/cuda/driver.h"
 
 void fake_memory(size_t bytes); /* of the device; 8 GiB */
 size_t fake_memory_used(void);

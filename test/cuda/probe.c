@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
-#include "backend.h"
+#include "kernels/backend.h"
 
 int main(int argc, char **argv)
 {

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda/driver_cuda.h"
+#include "kernels/cuda/driver_cuda.h"
 
 static cudaError_t last;
 static int syncs, capability = 90;

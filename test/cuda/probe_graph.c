@@ -1,7 +1,7 @@
 /* probe_graph.c: cuDNN itself takes every part of driver_graph.c's graphs, as far as it can without
  * a GPU: all but what needs a handle. Part of make check-cuda; includes the file, whose functions
  * are its own. */
-#include "../../kernels/cuda/driver_graph.c"
+#include "kernels/cuda/driver_graph.c"
 
 static int wrong;
 

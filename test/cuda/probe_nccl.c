@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "cuda/driver_cuda.h"
+#include "kernels/cuda/driver_cuda.h"
 
 enum { POLLS_MAX = 30000 };
 

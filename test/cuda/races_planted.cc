@@ -1,6 +1,8 @@
 // races_planted.cc: kernels with a mistake each, every one of which computes the right thing on the
 // host; races.cc must end the program at each, and at none of their mended twins.
-#include "cuda/device.cuh"
+#include "shim.h" // in the place of CUDA
+
+#include "kernels/cuda/device.cuh"
 
 #include <fcntl.h>
 #include <sys/wait.h>

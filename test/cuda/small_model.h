@@ -3,8 +3,8 @@
 #ifndef KUBEML_SMALL_MODEL_H
 #define KUBEML_SMALL_MODEL_H
 
-#include "engine.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "kernels/engine.h"
 #include "test.h"
 
 enum { BATCH = 4, CLASSES = 10 };

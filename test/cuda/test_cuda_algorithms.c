@@ -3,11 +3,11 @@
  * same. */
 #include <unistd.h>
 
-#include "cuda/cuda_devices.h"
-#include "cuda/cuda_memory.h"
 #include "fake_driver.h"
+#include "kernels/cuda/cuda_devices.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/zoo/zoo.h"
 #include "small_model.h"
-#include "zoo/zoo.h"
 
 /* ---- algorithms ------------------------------------------------------------------------------ */
 

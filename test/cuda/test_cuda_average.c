@@ -3,9 +3,9 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include "cuda/cuda_memory.h"
+#include "common/modelstore/merge_variants.h"
 #include "fake_driver.h"
-#include "merge_variants.h"
+#include "kernels/cuda/cuda_memory.h"
 #include "small_model.h"
 
 /* ---- averaging ------------------------------------------------------------------------------- */

@@ -4,12 +4,12 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "cuda/cuda_devices.h"
-#include "cuda/cuda_memory.h"
 #include "fake_driver.h"
 #include "host_share.h"
+#include "kernels/cuda/cuda_devices.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/zoo/zoo.h"
 #include "small_model.h"
-#include "zoo/zoo.h"
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 

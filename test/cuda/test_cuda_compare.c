@@ -1,8 +1,8 @@
 /* test_cuda_compare.c: the comparison that `make check-gpu` makes of every model
  * (test/gpu/compare.h) tells training that is right from training that is not: on the fake device,
  * against the CPU. */
-#include "../gpu/compare.h"
-#include "zoo/zoo.h"
+#include "test/gpu/compare.h"
+#include "kernels/zoo/zoo.h"
 
 enum { BATCH = 4, CLASSES = 10 };
 

@@ -1,20 +1,20 @@
 /* test_cuda_function.c: the functions' training loop on the fake device: the training set stays
  * there and gives the bits that batches from the host give, also cut into rounds; what is over the
  * cap is named. */
-#include "../unit/function_fixture.h"
+#include "test/unit/function_fixture.h"
 
 #include <limits.h>
 #include <math.h>
 
-#include "../unit/far_dataset.h"
+#include "test/unit/far_dataset.h"
 
-#include "cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_memory.h"
 #include "fake_driver.h"
-#include "function_gpu.h"
-#include "clock.h"
-#include "group.h"
-#include "member_internal.h"
-#include "merge.h"
+#include "function-runtime/base/function_gpu.h"
+#include "common/base/clock.h"
+#include "function-runtime/train/group.h"
+#include "function-runtime/member/member_internal.h"
+#include "common/modelstore/merge.h"
 
 typedef struct setup {
     program *program;

@@ -1,13 +1,13 @@
 /* test_cuda_kernels.c: our own CUDA kernels, run on the host by the shim, against the code of the
  * host that they must agree with: bit for bit where that is promised. What the layers compute is
  * tested by test_cuda_graph_ops, through the whole backend. */
-#include "cuda/cuda_kernels.h"
-#include "merge.h"
-#include "merge_variants.h"
-#include "optim.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "common/modelstore/merge.h"
+#include "common/modelstore/merge_variants.h"
+#include "function-runtime/model/transform.h"
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/optim.h"
 #include "test.h"
-#include "transform.h"
 
 static void draw_floats(uint64_t key, size_t count, float *to)
 {

@@ -184,7 +184,7 @@ def mnist():
 @contextlib.contextmanager
 def stopped_writer(p):
     """Somebody's turn to write the records that does not come to an end, as a stopped process's."""
-    behind_boot = 40  # of struct shared_turn, common/store_lmdb_writer.c
+    behind_boot = 40  # of struct shared_turn, common/store/store_lmdb_writer.c
     libc = ctypes.CDLL(None)
     with open(p.folder / "home/store/records.writer", "r+b") as f, mmap.mmap(f.fileno(), 0) as turn:
         lock = ctypes.c_char.from_buffer(turn, behind_boot)

@@ -465,7 +465,7 @@ try() {{
     assert "-o default" in defined and "-F _kubeml kubeml" in defined and not done.stderr, done
     told = {words: set(line.split()) for words, line in zip(at, lines)}
     assert told == {words: set(line.split()) for words, line in at.items()}, told
-    schema = yaml.safe_load((harness.ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]
+    schema = yaml.safe_load((harness.ROOT / "docs/reference/openapi.yaml").read_text())["components"]["schemas"]
     for name, option in (schema["TrainOptions"]["properties"] | schema["GpuShare"]["properties"]).items():
         if option.get("type") == "string" and "enum" in option:
             assert s.out("__names", "--" + name.replace("_", "-"), "train").split() == option["enum"], name

@@ -320,7 +320,7 @@ def several_pickles_become_one_file_as_the_page_says(p):
     batches = [random.integers(0, 255, (20, 3072), dtype=np.uint8) for _ in range(5)]
     for i, rows in enumerate(batches):
         s.write(f"data_batch_{i + 1}", pickle.dumps({"data": rows, "labels": [i] * 20}, protocol=2))
-    code, = re.findall("```python\n(.*?)```", (harness.ROOT / "docs/datasets.md").read_text(), re.S)
+    code, = re.findall("```python\n(.*?)```", (harness.ROOT / "docs/reference/formats.md").read_text(), re.S)
     subprocess.run([sys.executable, "-c", code], cwd=s.folder, check=True, timeout=60)
     with np.load(s.folder / "train.npz") as made:
         assert (made["x"] == np.concatenate(batches).reshape(-1, 3, 32, 32)).all() and (made["y"] == np.arange(100) // 20).all()

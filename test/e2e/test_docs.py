@@ -8,12 +8,12 @@ import yaml
 import harness
 from harness import ROOT, case
 
-API = (ROOT / "docs/api.md").read_text()
-SCHEMAS = yaml.safe_load((ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]
+API = (ROOT / "docs/reference/api.md").read_text()
+SCHEMAS = yaml.safe_load((ROOT / "docs/reference/openapi.yaml").read_text())["components"]["schemas"]
 
 
 def rows(heading):
-    """The cells of each row of the first table under a heading of docs/api.md."""
+    """The cells of each row of the first table under a heading of docs/reference/api.md."""
     section = re.split("\n##+ ", API.split(f"\n## {heading}\n")[1])[0]
     lines = section[section.index("\n|---"):].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
@@ -29,7 +29,7 @@ def table_of(source, name):
 
 
 def fields(name):
-    return set(re.findall(r'\.name = "(\w+)"', table_of("common/request.c", name)))
+    return set(re.findall(r'\.name = "(\w+)"', table_of("common/contract/request.c", name)))
 
 
 @case(platform=False)
@@ -43,7 +43,7 @@ def every_option_of_a_job_is_told():
     flags = {line.rstrip("=") for line in flags.splitlines()} - {"--watch", "--help"}
     assert {code for row in told.values() for code in codes(row[1]) if code.startswith("--")} == flags, flags
 
-    specs = dict(re.findall(r'\{"(\w+)", "(\w+)", \w+\}', table_of("controller/kube_trainjob.c", "names")))
+    specs = dict(re.findall(r'\{"(\w+)", "(\w+)", \w+\}', table_of("controller/kube/kube_trainjob.c", "names")))
     specs = {request: spec for spec, request in specs.items() if spec != "gpu"} | {name: name for name in gpu}
     assert {field: codes(row[2])[0] for field, row in told.items()} == specs, specs
 
@@ -54,7 +54,7 @@ def every_option_of_a_job_is_told():
 
 @case(platform=False)
 def the_status_of_every_error_is_told():
-    of_code = re.findall(r'\[ERR_\w+\] = \{"([a-z-]+)", (\d+), (true|false)\}', table_of("common/err.c", "table"))
+    of_code = re.findall(r'\[ERR_\w+\] = \{"([a-z-]+)", (\d+), (true|false)\}', table_of("common/base/err.c", "table"))
     told = [(codes(row[0])[0], row[1], {"yes": "true", "no": "false"}[row[2]]) for row in rows("Errors")]
     assert sorted(told) == sorted(set(of_code) - {("none", "200", "false")}), (told, of_code)
     assert {reason for reason, *_ in told} == set(SCHEMAS["Problem"]["properties"]["reason"]["enum"])
@@ -62,9 +62,9 @@ def the_status_of_every_error_is_told():
 
 @case(platform=False)
 def the_manifest_with_images_of_a_registry():
-    """As docs/kubernetes.md and the file itself say it."""
+    """As docs/guides/kubernetes-operations.md and the file itself say it."""
     head = re.split("^---", (ROOT / "manifests/kubeml.yaml").read_text(), flags=re.M)[0]
-    command, = re.findall("^    (sed .*) \\| kubectl apply ", (ROOT / "docs/kubernetes.md").read_text(), re.M)
+    command, = re.findall("^    (sed .*) \\| kubectl apply ", (ROOT / "docs/guides/kubernetes-operations.md").read_text(), re.M)
     assert command in head, head
     changed = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     changed = "\n".join(line for line in changed.splitlines() if not line.startswith("#"))

@@ -2,7 +2,7 @@
 """Faults on the whole platform: what is killed, when, and that the job ends with the same weights.
 
 Function pods share one environment; KUBEML_FAILPOINT arms a place in their code, and the marker file
-lets exactly one of them die there and proves that it did (common/failpoint.h).
+lets exactly one of them die there and proves that it did (common/base/failpoint.h).
 """
 import concurrent.futures
 import contextlib

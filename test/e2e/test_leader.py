@@ -397,7 +397,7 @@ def a_function_goes_whose_object_was_deleted_while_nobody_led():
 
 def each_operation(platform):
     """Asks every operation of the API once: method, path, its reply. Who answers 503 says so in the contract."""
-    paths = yaml.safe_load((harness.ROOT / "docs/openapi.yaml").read_text())["paths"]
+    paths = yaml.safe_load((harness.ROOT / "docs/reference/openapi.yaml").read_text())["paths"]
     for path, methods in paths.items():
         for method in set(methods) & {"get", "post", "put", "delete"}:
             operation = methods[method]

@@ -43,7 +43,7 @@ def other_flags_are_seen():
 @case(platform=False)
 def what_some_files_are_compiled_with_is_not_all_files():
     """Whichever is asked for first: the flags of all have no part of it."""
-    said = make("-n", "BUILD=/none", "MONGO_CFLAGS=-DOF_ONE_FILE", "/none/obj/common/store_mongo_link.o")
+    said = make("-n", "BUILD=/none", "MONGO_CFLAGS=-DOF_ONE_FILE", "/none/obj/common/store/mongo/store_mongo_link.o")
     of_all, = [line for line in said.splitlines() if re.search(r" > ?/none/flags$", line)]
     assert "-DOF_ONE_FILE" not in of_all and " -DOF_ONE_FILE " in said, said
 
@@ -77,7 +77,7 @@ def whose_cuda_it_is_is_forgotten_with_the_engine():
     build, home = Build(), toolkit()
 
     def compiled(*settings):
-        return "-c common/nvml.c" in make("V=1", f"BUILD={build.folder}", str(build.folder / "obj/common/nvml.o"), *settings)
+        return "-c common/contract/nvml.c" in make("V=1", f"BUILD={build.folder}", str(build.folder / "obj/common/contract/nvml.o"), *settings)
     assert compiled("CUDA=1", f"CUDA_HOME={home}") and not compiled("CUDA=1", f"CUDA_HOME={home}")
     assert compiled("CUDA=0") and not compiled("CUDA=0")
 
@@ -105,7 +105,7 @@ def an_engine_stays_where_no_toolkit_is_found_and_nothing_has_changed():
 
 @case(platform=False)
 def the_seam_is_all_headers_between_the_engine_and_a_program():
-    told = subprocess.run(["gcc", "-Ikernels", "-Icommon", "-MM", "kernels/backend.h"], cwd=ROOT, capture_output=True, text=True, check=True)
+    told = subprocess.run(["gcc", "-I.", "-MM", "kernels/backend.h"], cwd=ROOT, capture_output=True, text=True, check=True)
     named = re.search(r"^SEAM := (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
     assert set(named.split()) == set(told.stdout.replace("\\", "").split()[1:]), (named, told.stdout)
 
@@ -130,7 +130,7 @@ def flags_of_one_processor_are_not_given_to_another():
         compiler.chmod(0o755)
         run = subprocess.run(["make", "-n", f"CC={compiler}", "CUDA=0", "BUILD=/none", "all"], cwd=ROOT, capture_output=True, text=True,
                              check=True)
-        assert f"{compiler} " in run.stdout and "-c common/merge_avx2.c" in run.stdout, run.stdout
+        assert f"{compiler} " in run.stdout and "-c common/modelstore/merge_avx2.c" in run.stdout, run.stdout
         told = {flag for line in run.stdout.splitlines() if " -c " in line for flag in re.findall(r" (-m\S+)", line)}
         assert given <= told and (given or not told), (machine, told)
 
@@ -139,7 +139,7 @@ def flags_of_one_processor_are_not_given_to_another():
 def help_lists_what_the_docs_name():
     told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     rows = [line for line in told if not line.startswith("settings: ")]
-    named = set(re.findall(r"`make ([a-z][a-z0-9-]*)", (ROOT / "docs/testing.md").read_text()))
+    named = set(re.findall(r"`make ([a-z][a-z0-9-]*)", (ROOT / "docs/contributing/testing.md").read_text()))
     assert len(named) > 15 and named <= {row.split()[0] for row in rows}, named - {row.split()[0] for row in rows}
     assert len({len(re.match(r"\S+ +", row)[0]) for row in rows}) == 1, "they are not in one column:\n" + "\n".join(rows)
 

@@ -59,7 +59,7 @@ def check(p, c):
 
 
 def schemas():
-    return yaml.safe_load((harness.ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]
+    return yaml.safe_load((harness.ROOT / "docs/reference/openapi.yaml").read_text())["components"]["schemas"]
 
 
 @case(limit=120)
@@ -363,7 +363,7 @@ def nodes(at, path=""):
 @case(platform=False)
 def openapi_is_of_the_version_it_says():
     """3.0.3: what came with 3.1 is refused by the tools that generate clients from it."""
-    document = yaml.safe_load((harness.ROOT / "docs/openapi.yaml").read_text())
+    document = yaml.safe_load((harness.ROOT / "docs/reference/openapi.yaml").read_text())
     assert document["openapi"] == "3.0.3" and set(document["info"]["license"]) <= {"name", "url"}, document["info"]
     types = {"object", "array", "string", "number", "integer", "boolean"}
     for path, node in nodes(document["components"]["schemas"]):
@@ -394,7 +394,7 @@ def the_server_keeps_openapi(p):
     p.function()
     p.succeed(p.train(epochs=1))
     done = subprocess.run([str(st), "--config-file", str(REST / "schemathesis.toml"), "run",
-                           str(harness.ROOT / "docs/openapi.yaml"), "--url", p.url, "--checks", "all",
+                           str(harness.ROOT / "docs/reference/openapi.yaml"), "--url", p.url, "--checks", "all",
                            "--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "20"],
                           capture_output=True, text=True, timeout=390 * harness.STRETCH, cwd=p.folder)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,5 +1,5 @@
 /* fuzz_dataset.c: a dataset's description (JSON) and, behind a NUL, a chunk of it. */
-#include "dataset.h"
+#include "common/dataset/dataset.h"
 #include "fuzz.h"
 
 static void check_chunk(const dataset_info *info, const uint8_t *at, size_t len)

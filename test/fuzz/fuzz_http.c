@@ -1,8 +1,8 @@
 /* fuzz_http.c: what a request says before anybody knows whose it is: a line each for its target and
  * the headers Accept, Content-Type and Host. */
+#include "common/base/text.h"
+#include "common/net/http_internal.h"
 #include "fuzz.h"
-#include "http_internal.h"
-#include "text.h"
 
 static void check_target(const char *uri)
 {

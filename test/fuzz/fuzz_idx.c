@@ -1,6 +1,6 @@
 /* fuzz_idx.c: headers of IDX files. */
+#include "common/formats/idx.h"
 #include "fuzz.h"
-#include "idx.h"
 
 FUZZ(idx)
 {

@@ -1,7 +1,7 @@
 /* fuzz_ingest.c: a whole upload into a store in memory: the four parts stand one after the other,
  * each behind its length (u16); what is accepted can be read back. */
+#include "common/dataset/ingest.h"
 #include "fuzz.h"
-#include "ingest.h"
 
 static void read_back(store *s, const dataset_info *info)
 {

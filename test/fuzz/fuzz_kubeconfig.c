@@ -3,8 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/kube/kube_config.h"
 #include "fuzz.h"
-#include "kube_config.h"
 
 FUZZ(kubeconfig)
 {

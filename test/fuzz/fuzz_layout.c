@@ -1,6 +1,6 @@
 /* fuzz_layout.c: a model's layout from a function. */
+#include "common/modelstore/layout.h"
 #include "fuzz.h"
-#include "layout.h"
 
 FUZZ(layout)
 {

@@ -3,10 +3,10 @@
  * An input whose first byte is even is a list of commands: lines of words, of which "@" stands for
  * a whole chunk. Otherwise the rest is a payload for RESTORE: pieces of a length (u16) and bytes.
  */
-#include "../../ps/module/kml_arguments.c"
-#include "../../ps/module/kml_logic.c"
-#include "../../ps/module/kml_merge.c"
-#include "../../ps/module/kml_save.c"
+#include "ps/module/kml_arguments.c"
+#include "ps/module/kml_logic.c"
+#include "ps/module/kml_merge.c"
+#include "ps/module/kml_save.c"
 
 #include "fuzz.h"
 

@@ -1,8 +1,8 @@
 /* fuzz_multipart.c: an upload's Content-Type (the first line) and body: its parts are the same
  * whatever pieces the body comes in. */
+#include "common/base/hash64.h"
+#include "common/net/multipart.h"
 #include "fuzz.h"
-#include "hash64.h"
-#include "multipart.h"
 
 typedef struct body_source {
     const uint8_t *at;

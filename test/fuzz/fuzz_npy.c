@@ -1,6 +1,6 @@
 /* fuzz_npy.c: headers of npy files. */
+#include "common/formats/npy.h"
 #include "fuzz.h"
-#include "npy.h"
 
 FUZZ(npy)
 {

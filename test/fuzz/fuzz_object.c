@@ -1,5 +1,5 @@
 /* fuzz_object.c: an ELF object that a compiler made of somebody's code. */
-#include "builder_run.h"
+#include "common/base/process.h"
 #include "fuzz.h"
 
 FUZZ(object)

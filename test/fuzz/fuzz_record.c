@@ -1,9 +1,9 @@
 /* fuzz_record.c: JSON as the body of a train request, and as a job's record from the store: what is
  * accepted says the same when it is written and read again. */
+#include "common/base/json_read.h"
+#include "common/contract/request.h"
+#include "controller/job/job.h"
 #include "fuzz.h"
-#include "job.h"
-#include "json_read.h"
-#include "request.h"
 
 static void check_request(const json_t *body)
 {

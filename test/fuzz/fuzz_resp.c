@@ -3,9 +3,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "common/base/clock.h"
+#include "common/modelstore/resp.h"
 #include "fuzz.h"
-#include "resp.h"
 
 FUZZ(resp)
 {

@@ -1,6 +1,6 @@
 /* fuzz_safetensors.c: what is accepted can be read to its last byte. */
+#include "common/formats/safetensors.h"
 #include "fuzz.h"
-#include "safetensors.h"
 
 FUZZ(safetensors)
 {

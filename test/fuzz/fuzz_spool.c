@@ -1,7 +1,7 @@
 /* fuzz_spool.c: an uploaded file of any format: gz, npy, IDX, CIFAR-10, and an npz's arrays. */
+#include "common/dataset/npz.h"
+#include "common/dataset/spool.h"
 #include "fuzz.h"
-#include "npz.h"
-#include "spool.h"
 
 static void extract_all(spool *s, spool_quota *quota)
 {

@@ -2,8 +2,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/net/wire.h"
 #include "fuzz.h"
-#include "wire.h"
 
 /* Two ends that are connected; the second is a descriptor or, where `w` is given, a wire. */
 static wire *wire_end(int *fd, wire **w)

@@ -3,7 +3,7 @@
 
     python make_golden.py [name ...]     names: lenet5 resnet20 optim schedule zoo checkpoint (default: all)
 
-Weights and batches are not stored: both sides draw them from Philox (common/rng.c) as written in
+Weights and batches are not stored: both sides draw them from Philox (common/base/rng.c) as written in
 `fill` and `batch` below and in test/unit/golden.h. A golden file is text, one "key number ..." a line.
 """
 import math

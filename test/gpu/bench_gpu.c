@@ -26,15 +26,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cleanup.h"
-#include "cuda/cuda_memory.h"
-#include "cuda/cuda_program.h"
-#include "cuda/driver.h"
-#include "engine.h"
+#include "common/base/cleanup.h"
+#include "common/base/rng.h"
+#include "common/contract/nvml.h"
 #include "host_share.h"
-#include "nvml.h"
-#include "rng.h"
-#include "zoo/zoo.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_program.h"
+#include "kernels/cuda/driver.h"
+#include "kernels/engine.h"
+#include "kernels/zoo/zoo.h"
 #ifndef ON_SHIM
 #include "bench_norm.h"
 #endif

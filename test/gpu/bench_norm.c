@@ -18,10 +18,10 @@
 
 #include <cudnn.h>
 
-#include "cleanup.h"
-#include "cuda/cuda_memory.h"
-#include "cuda/driver.h"
-#include "rng.h"
+#include "common/base/cleanup.h"
+#include "common/base/rng.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/driver.h"
 
 enum { ROUNDS = 9, RUNS = 20, WAKE_US = 100000, WAKE_ROUNDS = 10000, ALIGNMENT = 256 };
 enum { NOT_RUN = 1, NOT_CAPTURED = 2 }; /* beside cudnnStatus_t's, which begin at 1000 */

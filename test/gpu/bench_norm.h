@@ -2,8 +2,8 @@
 #ifndef KUBEML_BENCH_NORM_H
 #define KUBEML_BENCH_NORM_H
 
-#include "cuda/cuda_kernels.h"
-#include "err.h"
+#include "common/base/err.h"
+#include "kernels/cuda/cuda_kernels.h"
 
 /* Prints a line: for the forward pass, then for the backward pass, microseconds of ours, of cuDNN's
  * CUDNN_BATCHNORM_SPATIAL and of its _PERSISTENT (less than 0: not done; -1 it does not run, -2 it

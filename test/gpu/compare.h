@@ -5,8 +5,8 @@
 #ifndef KUBEML_COMPARE_H
 #define KUBEML_COMPARE_H
 
-#include "engine.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "kernels/engine.h"
 #include "test.h"
 
 enum { COMPARE_STEPS = 20, COMPARE_SHORT = 5 /* the step with three samples less */ };

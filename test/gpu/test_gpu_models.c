@@ -9,10 +9,10 @@
 #include <unistd.h>
 
 #include "compare.h"
-#include "cuda/cuda_memory.h"
-#include "cuda/driver.h"
 #include "host_share.h"
-#include "zoo/zoo.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/driver.h"
+#include "kernels/zoo/zoo.h"
 
 enum { BATCH = 8, STEPS = 20, CLASSES = 10, FUNCTIONS = 8 };
 
@@ -321,7 +321,7 @@ static void diverge(engine *m[AVERAGED], const int *devices, float *was[AVERAGED
     free(w.x);
 }
 
-/* common/merge.h's sum; `bound` 0: its bits. */
+/* common/modelstore/merge.h's sum; `bound` 0: its bits. */
 static void check_mean(engine *m[AVERAGED], float *was[AVERAGED], const double *weight,
                        double bound)
 {

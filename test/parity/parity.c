@@ -18,9 +18,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cleanup.h"
-#include "model_file.h"
-#include "zoo/zoo.h"
+#include "common/base/cleanup.h"
+#include "function-runtime/base/model_file.h"
+#include "kernels/zoo/zoo.h"
 
 enum { PATH_BYTES = 4096 };
 

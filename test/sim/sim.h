@@ -25,10 +25,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "deal.h"
-#include "job.h"
-#include "rng.h"
-#include "round.h"
+#include "common/base/rng.h"
+#include "common/contract/deal.h"
+#include "common/round/round.h"
+#include "controller/job/job.h"
 
 enum {
     SIM_JOBS_MAX = 4,

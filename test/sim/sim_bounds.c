@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ending.h"
+#include "common/contract/ending.h"
 #include "sim.h"
 
 /* One job is a world of small bounds, all others go on whatever happens. */

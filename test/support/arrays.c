@@ -4,10 +4,10 @@
 #include <zip.h>
 #include <zlib.h>
 
-#include "buf.h"
-#include "cifar.h"
-#include "fs.h"
-#include "npy.h"
+#include "common/base/buf.h"
+#include "common/base/fs.h"
+#include "common/dataset/cifar.h"
+#include "common/formats/npy.h"
 #include "test.h"
 
 void bytes_free(bytes *b)

@@ -4,7 +4,7 @@
 #ifndef KUBEML_TEST_ARRAYS_H
 #define KUBEML_TEST_ARRAYS_H
 
-#include "array.h"
+#include "common/formats/array.h"
 
 typedef struct bytes {
     uint8_t *at;

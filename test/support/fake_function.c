@@ -10,12 +10,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "deal.h"
-#include "failpoint.h"
-#include "merge.h"
-#include "modelstore.h"
-#include "wire.h"
+#include "common/base/clock.h"
+#include "common/base/failpoint.h"
+#include "common/contract/deal.h"
+#include "common/modelstore/merge.h"
+#include "common/modelstore/modelstore.h"
+#include "common/net/wire.h"
 
 enum { HEARTBEAT_MS = 500, CALL_MS = 30000, TRY_MS = 2000 };
 

@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "fs.h"
+#include "common/base/fs.h"
 #include "test.h"
 
 enum { CONNECTIONS_MAX = 64, FAULTS_MAX = 64, REQUEST_BYTES_MAX = 1 << 20 };

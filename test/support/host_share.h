@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "backend.h"
+#include "kernels/backend.h"
 
 typedef struct host_share {
     const void *x;

@@ -9,9 +9,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "resp.h"
-#include "rng.h"
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "common/modelstore/resp.h"
 #include "test.h"
 
 int64_t fixture_deadline(void)

@@ -3,9 +3,9 @@
 #ifndef KUBEML_MODELSTORE_FIXTURE_H
 #define KUBEML_MODELSTORE_FIXTURE_H
 
-#include "modelstore.h"
-#include "shm.h"
-#include "../../ps/redis_server.h"
+#include "common/modelstore/modelstore.h"
+#include "common/modelstore/shm.h"
+#include "ps/redis/redis_server.h"
 
 typedef struct fixture {
     redis_server *server; /* NULL: the fake */

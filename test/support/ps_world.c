@@ -14,8 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "deal.h"
+#include "common/base/clock.h"
+#include "common/contract/deal.h"
 #include "fake_function.h"
 #include "test.h"
 

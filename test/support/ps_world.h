@@ -11,8 +11,8 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "store.h"
-#include "wire.h"
+#include "common/net/wire.h"
+#include "common/store/store.h"
 
 enum { WORLD_FUNCTIONS_MAX = 64, WORLD_WAIT_MS = 60000 };
 

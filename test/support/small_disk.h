@@ -10,7 +10,7 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
-#include "cleanup.h"
+#include "common/base/cleanup.h"
 #include "test.h"
 
 /* In the place of an empty folder; `size` as tmpfs has it, "1m". Skips the case where nothing may

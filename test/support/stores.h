@@ -13,7 +13,7 @@
 #ifndef KUBEML_TEST_STORES_H
 #define KUBEML_TEST_STORES_H
 
-#include "store.h"
+#include "common/store/store.h"
 #include "test.h"
 
 typedef enum test_store_kind { ON_LMDB, ON_MEMORY, ON_MONGO } test_store_kind;

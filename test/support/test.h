@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "err.h"
+#include "common/base/err.h"
 
 typedef struct test_case {
     const char *name;

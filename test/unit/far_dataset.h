@@ -3,8 +3,8 @@
 #ifndef KUBEML_FAR_DATASET_H
 #define KUBEML_FAR_DATASET_H
 
-#include "dataset.h"
-#include "store_driver.h"
+#include "common/dataset/dataset.h"
+#include "common/store/store_driver.h"
 #include "test.h"
 
 enum { FAR_CHUNKS_MAX = 64 };

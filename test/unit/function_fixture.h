@@ -5,24 +5,24 @@
 
 #include <sys/stat.h>
 
-#include "builder.h"
-#include "dataset.h"
-#include "ingest.h"
-#include "kubeml.h"
-#include "rng.h"
-#include "store.h"
+#include "common/base/rng.h"
+#include "common/compile/builder.h"
+#include "common/dataset/dataset.h"
+#include "common/dataset/ingest.h"
+#include "common/store/store.h"
+#include <kubeml.h>
 #include "test.h"
 
 enum { BLOB_TRAIN = 640, BLOB_TEST = 200, BLOB_SIDE = 8, BLOB_CHUNK = 64 };
 
-static inline void write_npy(const char *path, const char *type, const char *shape,
+static inline void write_npy(const char *path, const char *type, const char *dims,
                              const void *bytes, size_t len)
 {
     char head[128];
     FILE *f = fopen(path, "w");
     CHECK(f);
     int used = snprintf(head, sizeof head, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }",
-                        type, shape);
+                        type, dims);
     for (; (10 + used + 1) % 64 != 0; used++)
         head[used] = ' ';
     head[used++] = '\n';
@@ -40,7 +40,7 @@ static inline void write_blobs(const char *x_path, const char *y_path, size_t n,
     size_t each = BLOB_SIDE * BLOB_SIDE;
     unsigned char *x = malloc(n * each);
     int64_t *y = malloc(n * sizeof *y);
-    char shape[64];
+    char dims[64];
     rng r;
     CHECK(x && y);
     rng_init(&r, 7, RNG_TEST, 1, stream);
@@ -51,10 +51,10 @@ static inline void write_blobs(const char *x_path, const char *y_path, size_t n,
             x[i * each + p] = (unsigned char)((bright ? 100 : 60) + (int)rng_below(&r, 96));
         }
     }
-    snprintf(shape, sizeof shape, "(%zu, %d, %d)", n, BLOB_SIDE, BLOB_SIDE);
-    write_npy(x_path, "|u1", shape, x, n * each);
-    snprintf(shape, sizeof shape, "(%zu,)", n);
-    write_npy(y_path, "<i8", shape, y, n * sizeof *y);
+    snprintf(dims, sizeof dims, "(%zu, %d, %d)", n, BLOB_SIDE, BLOB_SIDE);
+    write_npy(x_path, "|u1", dims, x, n * each);
+    snprintf(dims, sizeof dims, "(%zu,)", n);
+    write_npy(y_path, "<i8", dims, y, n * sizeof *y);
     free(x);
     free(y);
 }

@@ -5,8 +5,8 @@
 #ifndef KUBEML_GOLDEN_H
 #define KUBEML_GOLDEN_H
 
-#include "engine.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "kernels/engine.h"
 #include "test.h"
 
 enum { GOLDEN_SEED = 7, GOLDEN_BATCH_MAX = 64, GOLDEN_LINE_BYTES = 1 << 16 };

@@ -2,7 +2,7 @@
 #ifndef KUBEML_JOB_FIXTURE_H
 #define KUBEML_JOB_FIXTURE_H
 
-#include "job.h"
+#include "controller/job/job.h"
 #include "test.h"
 
 static jobs *m;

@@ -7,11 +7,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "../../controller/kube_jobs.h"
-#include "../../controller/kube_pods.h"
-#include "clock.h"
+#include "common/base/clock.h"
+#include "common/base/json_read.h"
+#include "controller/kube/kube_pods.h"
+#include "controller/operator/kube_jobs.h"
 #include "fake_kube.h"
-#include "json_read.h"
 #include "test.h"
 
 #define TRAINJOBS_PATH "/apis/" KUBE_RESOURCES "/namespaces/test/trainjobs"

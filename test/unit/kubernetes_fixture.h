@@ -4,13 +4,13 @@
 
 #include <poll.h>
 
-#include "../../controller/cluster.h"
-#include "../../controller/cluster_kubernetes.h"
-#include "../../controller/kube_pods.h"
-#include "clock.h"
+#include "common/base/clock.h"
+#include "common/base/fs.h"
+#include "common/base/json_read.h"
+#include "controller/cluster/cluster.h"
+#include "controller/cluster/cluster_kubernetes.h"
+#include "controller/kube/kube_pods.h"
 #include "fake_kube.h"
-#include "fs.h"
-#include "json_read.h"
 #include "test.h"
 
 enum { WAIT_MS = 15000 };

@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "buf.h"
+#include "common/base/buf.h"
 #include "stores.h"
 
 static inline store *open_at(const char *locator)

@@ -2,8 +2,8 @@
 #ifndef KUBEML_ROUND_FIXTURE_H
 #define KUBEML_ROUND_FIXTURE_H
 
-#include "deal.h"
-#include "round.h"
+#include "common/contract/deal.h"
+#include "common/round/round.h"
 #include "test.h"
 
 static round_machine *m;

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../controller/owner_internal.h"
-#include "algorithms.h"
+#include "common/net/wire.h"
+#include "controller/job/algorithms.h"
+#include "controller/jobs/owner_internal.h"
 #include "test.h"
-#include "wire.h"
 
 static void check_add(const char *known, const char *told, const char *want, int want_added)
 {

@@ -1,5 +1,5 @@
 /* test_average.c: where models are averaged, by where the functions are. */
-#include "average.h"
+#include "common/contract/average.h"
 #include "test.h"
 
 static const int none[] = {-1, -1, -1}, one[] = {2, 2, 2}, two[] = {0, 1, 0}, some[] = {0, -1, 0};

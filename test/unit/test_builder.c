@@ -8,12 +8,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "builder.h"
-#include "builder_remote.h"
-#include "builder_run.h"
-#include "builder_text.h"
-#include "clock.h"
-#include "json_read.h"
+#include "common/base/clock.h"
+#include "common/base/json_read.h"
+#include "common/base/process.h"
+#include "common/compile/builder.h"
+#include "common/compile/builder_remote.h"
+#include "common/compile/builder_text.h"
 #include "test.h"
 
 /* A header that stands in for the SDK's: the builder knows none of its contents. */
@@ -396,7 +396,7 @@ TEST(what_keeps_the_sandbox_from_its_namespace_is_named)
     builder_source s = source("lenet.c", good);
     refuse_files(&s, 1, &c, ERR_UNSUPPORTED, "setting up uid map: Permission denied");
     refuse_files(&s, 1, &c, ERR_UNSUPPORTED, "AppArmor");
-    refuse_files(&s, 1, &c, ERR_UNSUPPORTED, "docs/functions.md");
+    refuse_files(&s, 1, &c, ERR_UNSUPPORTED, "docs/guides/functions.md");
 }
 
 TEST(no_compiler_is_named)

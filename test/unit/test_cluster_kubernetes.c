@@ -3,7 +3,7 @@
  * words. */
 #include <signal.h>
 
-#include "../../controller/kube_end.h"
+#include "controller/kube/kube_end.h"
 #include "kubernetes_fixture.h"
 
 TEST(a_pod_is_made_hardened_and_answers_with_its_address)

@@ -7,12 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cleanup.h"
-#include "clock.h"
-#include "fs.h"
-#include "../../controller/cluster.h"
-#include "../../controller/cluster_local.h"
-#include "parallel.h"
+#include "common/base/cleanup.h"
+#include "common/base/clock.h"
+#include "common/base/fs.h"
+#include "controller/cluster/cluster.h"
+#include "controller/cluster/cluster_local.h"
+#include "common/base/parallel.h"
 #include "test.h"
 
 enum { WAIT_MS = 10000 };

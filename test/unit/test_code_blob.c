@@ -1,7 +1,7 @@
 /* test_code_blob.c: which objects and sources of functions go, on every store. */
-#include "../../controller/code_blob.h"
+#include "controller/functions/code_blob.h"
 
-#include "json_read.h"
+#include "common/base/json_read.h"
 #include "stores.h"
 
 #define DAY_MS CODE_BLOB_KEPT_MS

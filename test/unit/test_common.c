@@ -4,16 +4,16 @@
 #include <sched.h>
 #include <xxhash.h>
 
-#include "buf.h"
-#include "cleanup.h"
-#include "clock.h"
-#include "fs.h"
-#include "hash64.h"
-#include "json_read.h"
-#include "parallel.h"
-#include "rng.h"
+#include "common/base/buf.h"
+#include "common/base/cleanup.h"
+#include "common/base/clock.h"
+#include "common/base/fs.h"
+#include "common/base/hash64.h"
+#include "common/base/json_read.h"
+#include "common/base/parallel.h"
+#include "common/base/rng.h"
+#include "common/base/text.h"
 #include "test.h"
-#include "text.h"
 
 TEST(err_carries_code_and_context)
 {

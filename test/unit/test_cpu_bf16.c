@@ -2,11 +2,11 @@
  * training in fp32. Layer by layer: test_cpu_layers.c. */
 #include <math.h>
 
-#include "cpu/cpu_kernels16.h"
-#include "engine.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "kernels/cpu/cpu_kernels16.h"
+#include "kernels/engine.h"
+#include "kernels/zoo/zoo.h"
 #include "test.h"
-#include "zoo/zoo.h"
 
 static const cpu_kernels16 *kernels(void)
 {

@@ -2,7 +2,7 @@
  * this machine has: 50 losses beside the reference's from the same weights and batches; the same
  * bits twice, and with two threads. */
 #include "golden.h"
-#include "zoo/zoo.h"
+#include "kernels/zoo/zoo.h"
 
 /* A skip unless this machine can run the set; every engine compiled afterwards uses it. */
 static void use_set(const char *set)

@@ -7,8 +7,8 @@
 #include <limits.h>
 #include <unistd.h>
 
-#include "engine.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "kernels/engine.h"
 #include "test.h"
 
 enum { BATCH = 9, OUTPUTS = 3, CHANNELS_MAX = 24 };

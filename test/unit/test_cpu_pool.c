@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cpu/cpu_kernels.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "kernels/cpu/cpu_kernels.h"
 #include "test.h"
 
 enum { SIDE = 7, TAPS_MAX = 25, CHANNELS_MAX = 56, PIXELS = SIDE * SIDE, ROOM = 64 };

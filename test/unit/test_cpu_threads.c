@@ -2,7 +2,7 @@
 #include <poll.h>
 #include <stdatomic.h>
 
-#include "cpu/cpu_threads.h"
+#include "kernels/cpu/cpu_threads.h"
 #include "test.h"
 
 enum { THREADS = 4, ROUNDS = 20000 };

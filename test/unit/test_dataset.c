@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "arrays.h"
-#include "ingest.h"
-#include "json_read.h"
+#include "common/base/json_read.h"
+#include "common/dataset/ingest.h"
 #include "stores.h"
 
 enum { SAMPLES = 200, VALUES = 3 * 8 * 8 };

@@ -1,8 +1,8 @@
 /* test_deal.c: every sample exactly once, whatever the numbers. */
 #include <stdlib.h>
 
-#include "deal.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "common/contract/deal.h"
 #include "test.h"
 
 /* Walks the whole epoch and marks each sample seen. */

@@ -1,6 +1,6 @@
 /* test_decimal.c */
-#include "decimal.h"
-#include "rng.h"
+#include "common/base/decimal.h"
+#include "common/base/rng.h"
 #include "test.h"
 
 TEST(numbers_are_as_short_as_they_can_be)

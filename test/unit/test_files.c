@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #include "arrays.h"
-#include "digest.h"
-#include "fs.h"
-#include "idx.h"
-#include "name.h"
-#include "npy.h"
-#include "redis_program.h"
+#include "common/base/digest.h"
+#include "common/base/fs.h"
+#include "common/base/name.h"
+#include "common/formats/idx.h"
+#include "common/formats/npy.h"
+#include "common/modelstore/redis_program.h"
 #include "test.h"
 
 TEST(folders_are_made_and_removed)

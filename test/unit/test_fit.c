@@ -1,12 +1,12 @@
 /* test_fit.c: what uploaded code says of a data set's samples, and code that does not say it. */
 #include <unistd.h>
 
-#include "../../controller/controller.h"
-#include "builder_fit.h"
-#include "cleanup.h"
-#include "dataset.h"
-#include "fs.h"
-#include "json_read.h"
+#include "common/base/cleanup.h"
+#include "common/base/fs.h"
+#include "common/base/json_read.h"
+#include "common/compile/builder_fit.h"
+#include "common/dataset/dataset.h"
+#include "controller/controller.h"
 #include "test.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -7,8 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../../controller/forward.h"
-#include "clock.h"
+#include "common/base/clock.h"
+#include "controller/api/forward.h"
 #include "test.h"
 
 enum { BIG = 100 << 20, BLOCK = 4096, WAIT_MS = 30000 };

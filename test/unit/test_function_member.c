@@ -10,18 +10,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cleanup.h"
-#include "clock.h"
+#include "common/base/cleanup.h"
+#include "common/base/clock.h"
+#include "common/base/json_read.h"
+#include "common/modelstore/layout.h"
+#include "common/modelstore/modelstore.h"
+#include "common/modelstore/shm.h"
+#include "common/net/wire.h"
 #include "function_fixture.h"
-#include "json_read.h"
-#include "layout.h"
-#include "modelstore.h"
 #include "modelstore_fixture.h"
-#include "shm.h"
 #include "small_disk.h"
-#include "wire.h"
 
-#include "../../ps/redis_server.h"
+#include "ps/redis/redis_server.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SANITIZED = 1 };

@@ -1,10 +1,10 @@
 /* test_function_trainer.c: the loader's batches and the training loop, on two blobs. */
 #include "far_dataset.h"
+#include "function-runtime/base/samples.h"
+#include "function-runtime/model/program.h"
+#include "function-runtime/train/loader.h"
+#include "function-runtime/train/trainer.h"
 #include "function_fixture.h"
-#include "loader.h"
-#include "program.h"
-#include "samples.h"
-#include "trainer.h"
 
 static program *open_program(const char *text)
 {

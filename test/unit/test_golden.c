@@ -1,7 +1,7 @@
 /* test_golden.c: the first 50 losses of LeNet-5 and ResNet-20 against PyTorch's, on every backend.
  */
 #include "golden.h"
-#include "zoo/zoo.h"
+#include "kernels/zoo/zoo.h"
 
 /* A golden line holds PyTorch's fp32 and fp64. Their distance is how far rounding alone carries two
  * runs apart; it grows from step to step (ReLU's kinks and batch norm amplify it). Allowed is,

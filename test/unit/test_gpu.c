@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-#include "gpu.h"
+#include "common/contract/gpu.h"
 #include "test.h"
 
 #define GIB ((uint64_t)1 << 30)

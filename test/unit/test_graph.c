@@ -1,10 +1,10 @@
 /* test_graph.c: building graphs: shapes, names, parameters' beginnings, and what each mistake says.
  */
-#include "graph.h"
-#include "plan.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "kernels/graph.h"
+#include "kernels/plan.h"
+#include "kernels/zoo/zoo_models.h"
 #include "test.h"
-#include "zoo/zoo_models.h"
 
 static const shape small = {3, 3, 8, 9};
 

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "golden.h"
-#include "zoo/zoo.h"
-#include "zoo/zoo_models.h"
+#include "kernels/zoo/zoo.h"
+#include "kernels/zoo/zoo_models.h"
 
 /* With the sanitizers the allocator is theirs, and on a GPU its driver's: not counted. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(TEST_GPU)

@@ -4,8 +4,8 @@
  * of the layer's input shows in that convolution's gradients) and a linear layer behind. The
  * reference's gradients are compared with central differences of its own loss, which it computes in
  * double; every other backend that runs here is compared with the reference. */
-#include "engine.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "kernels/engine.h"
 #include "test.h"
 
 enum { BATCH = 5, OUTPUTS = 4, INPUT_MAX = 1 << 16 };

@@ -1,14 +1,14 @@
 /* test_graph_sdk.c: kubeml.h: the examples, and what a wrong function is told. */
+#include "function-runtime/model/sdk.h"
 #include "golden.h"
-#include "sdk.h"
-#include "zoo/zoo.h"
+#include "kernels/zoo/zoo.h"
 
 /* As two programs would see them. */
 #define kubeml_function lenet_function
-#include "../../function-runtime/examples/lenet.c"
+#include "function-runtime/examples/lenet.c"
 #undef kubeml_function
 #define kubeml_function resnet_function
-#include "../../function-runtime/examples/resnet.c"
+#include "function-runtime/examples/resnet.c"
 #undef kubeml_function
 
 static engine *compile(const kml_function *f, shape input, int batch, const char *on)

@@ -1,8 +1,8 @@
 /* test_history.c: a job's record, as a later kubeml-ps finds it. */
-#include "../../ps/history.h"
-#include "json_read.h"
-#include "request.h"
-#include "store.h"
+#include "common/base/json_read.h"
+#include "common/contract/request.h"
+#include "common/store/store.h"
+#include "ps/storage/history.h"
 #include "test.h"
 
 static history *make(void)

@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "http_client.h"
-#include "http_server.h"
+#include "common/net/http_client.h"
+#include "common/net/http_server.h"
 #include "test.h"
 
 #define TOKEN "open-sesame-please"

@@ -1,6 +1,6 @@
 /* test_http_route.c: URIs, routes, media types and multipart bodies: the parts without sockets. */
-#include "http_internal.h"
-#include "multipart.h"
+#include "common/net/http_internal.h"
+#include "common/net/multipart.h"
 #include "test.h"
 
 static void check_target(const char *uri, int segments, const char *first, const char *last)

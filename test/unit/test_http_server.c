@@ -11,9 +11,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "http_server.h"
-#include "peer.h"
+#include "common/base/clock.h"
+#include "common/net/http_server.h"
+#include "common/net/peer.h"
 #include "test.h"
 
 enum { HEADER_MS = 300, BODY_MS = 300, IDLE_MS = 400, GIVE_UP_MS = 15000 };

@@ -2,8 +2,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "../../ps/hub.h"
-#include "clock.h"
+#include "common/base/clock.h"
+#include "ps/conn/hub.h"
 #include "test.h"
 
 static void ignore_message(void *ctx, conn *c, json_t *message)

@@ -1,5 +1,5 @@
 /* test_infer.c: who asks for a model's answer has room in the order of coming. */
-#include "../../controller/infer.c"
+#include "controller/api/infer.c"
 
 #include <sched.h>
 

@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include "arrays.h"
-#include "cifar.h"
-#include "ingest.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "common/dataset/cifar.h"
+#include "common/dataset/ingest.h"
 #include "stores.h"
 
 static store *open_store(void)

@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #include "arrays.h"
-#include "cleanup.h"
-#include "clock.h"
-#include "failpoint.h"
-#include "ingest.h"
-#include "npz.h"
-#include "rng.h"
+#include "common/base/cleanup.h"
+#include "common/base/clock.h"
+#include "common/base/failpoint.h"
+#include "common/base/rng.h"
+#include "common/dataset/ingest.h"
+#include "common/dataset/npz.h"
 #include "small_disk.h"
 #include "stores.h"
 

@@ -1,8 +1,8 @@
 /* test_job.c: the jobs machine, step by step; the simulator has the schedules. */
+#include "common/base/json_read.h"
+#include "common/base/text.h"
+#include "controller/job/policy.h"
 #include "job_fixture.h"
-#include "json_read.h"
-#include "policy.h"
-#include "text.h"
 
 TEST(a_whole_job)
 {

@@ -1,9 +1,9 @@
 /* test_job_elastic.c: slots: jobs that grow and shrink, the policy, and what there is no room for.
  */
+#include "common/base/json_read.h"
+#include "common/base/text.h"
+#include "controller/job/policy.h"
 #include "job_fixture.h"
-#include "json_read.h"
-#include "policy.h"
-#include "text.h"
 
 TEST(an_elastic_job_begins_with_what_there_is)
 {

@@ -1,8 +1,8 @@
 /* test_job_restart.c: what a controller makes of the jobs of the one before. */
+#include "common/base/json_read.h"
+#include "common/base/text.h"
+#include "controller/job/policy.h"
 #include "job_fixture.h"
-#include "json_read.h"
-#include "policy.h"
-#include "text.h"
 
 TEST(a_restarted_controller_waits_as_long_before_it_tries_again)
 {

@@ -1,6 +1,6 @@
 /* test_keeper.c: checkpoints, and the keeper's tasks one after the other, with a Redis and a store
  * of the test's own. */
-#include "../../ps/keeper.h"
+#include "ps/storage/keeper.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -12,8 +12,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "common/modelstore/shm.h"
 #include "modelstore_fixture.h"
-#include "shm.h"
 #include "stores.h"
 
 static keeper *k;

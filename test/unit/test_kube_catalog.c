@@ -3,11 +3,11 @@
 #include <poll.h>
 #include <pthread.h>
 
-#include "../../controller/kube_catalog.h"
-#include "cleanup.h"
-#include "clock.h"
+#include "common/base/cleanup.h"
+#include "common/base/clock.h"
+#include "common/base/json_read.h"
+#include "controller/operator/kube_catalog.h"
 #include "fake_kube.h"
-#include "json_read.h"
 #include "test.h"
 
 enum { WAIT_MS = 15000 };

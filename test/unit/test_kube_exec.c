@@ -2,11 +2,11 @@
  * of the test's folder. */
 #include <unistd.h>
 
-#include "buf.h"
-#include "clock.h"
-#include "fs.h"
-#include "json_read.h"
-#include "kube_config.h"
+#include "common/base/buf.h"
+#include "common/base/clock.h"
+#include "common/base/fs.h"
+#include "common/base/json_read.h"
+#include "common/kube/kube_config.h"
 #include "test.h"
 
 #define V1BETA1 "client.authentication.k8s.io/v1beta1"

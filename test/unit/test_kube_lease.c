@@ -1,6 +1,6 @@
 /* test_kube_lease.c: which of several controllers leads, and what one that does not leaves alone. */
-#include "../../controller/kube_lease.h"
-#include "clock.h"
+#include "common/base/clock.h"
+#include "controller/kube/kube_lease.h"
 #include "fake_kube.h"
 #include "test.h"
 

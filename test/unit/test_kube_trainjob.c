@@ -1,7 +1,7 @@
 /* test_kube_trainjob.c: what a TrainJob says of its job, and what its job is to do by it. */
-#include "../../controller/kube_trainjob.h"
-#include "json_read.h"
-#include "request.h"
+#include "common/base/json_read.h"
+#include "common/contract/request.h"
+#include "controller/kube/kube_trainjob.h"
 #include "test.h"
 
 static const char now_text[] = "2026-01-02T03:04:05.000Z";

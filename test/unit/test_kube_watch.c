@@ -5,11 +5,11 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "../../controller/kube_watch.h"
-#include "clock.h"
+#include "common/base/clock.h"
+#include "common/base/fs.h"
+#include "common/base/json_read.h"
+#include "controller/kube/kube_watch.h"
 #include "fake_kube.h"
-#include "fs.h"
-#include "json_read.h"
 #include "test.h"
 
 enum { WAIT_MS = 15000 };

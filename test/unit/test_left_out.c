@@ -1,5 +1,5 @@
 /* test_left_out.c: which tensors a list names. */
-#include "left_out.h"
+#include "common/contract/left_out.h"
 #include "test.h"
 
 static bool has(const char *list, const char *tensor)

@@ -1,6 +1,6 @@
 /* test_log_seen.c: which lines of a log are new when it is read again. */
-#include "../../cli/log_seen.h"
-#include "buf.h"
+#include "cli/log_seen.h"
+#include "common/base/buf.h"
 #include "test.h"
 
 #define AT(seconds) "2026-01-01T00:00:" seconds ".000Z "

@@ -1,11 +1,11 @@
 /* test_merge.c: the merge: equal bits from every variant and any number of threads, the stated
  * formula, what is refused. */
-#include "block.h"
-#include "merge.h"
-#include "rng.h"
+#include "common/base/rng.h"
+#include "common/modelstore/block.h"
+#include "common/modelstore/merge.h"
 #include "test.h"
 
-#include "../../common/merge_variants.h"
+#include "common/modelstore/merge_variants.h"
 
 enum { INPUTS = 5, FLOATS = 3 * BLOCK_PIECE_FLOATS + 12345, COUNTERS = 77 };
 

@@ -1,11 +1,11 @@
 /* test_model_blob.c: which blob is a job's model, on every store. */
-#include "model_blob.h"
+#include "common/store/model_blob.h"
 
 #include <pthread.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "failpoint.h"
+#include "common/base/clock.h"
+#include "common/base/failpoint.h"
 #include "stores.h"
 
 static void put(store *s, const char *name)

@@ -4,10 +4,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cleanup.h"
+#include "common/base/cleanup.h"
+#include "common/formats/safetensors.h"
+#include "function-runtime/base/model_file.h"
 #include "golden.h"
-#include "model_file.h"
-#include "safetensors.h"
 
 enum { BATCH = 4, CLASSES = 3 };
 

@@ -4,12 +4,12 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "failpoint.h"
-#include "merge.h"
+#include "common/base/clock.h"
+#include "common/base/failpoint.h"
+#include "common/modelstore/merge.h"
+#include "common/modelstore/resp.h"
+#include "common/modelstore/shm.h"
 #include "modelstore_job.h"
-#include "resp.h"
-#include "shm.h"
 
 IN_EVERY_STORE(rounds_merge_what_was_published, 20)
 {

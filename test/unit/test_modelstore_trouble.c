@@ -10,12 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "address.h"
-#include "clock.h"
-#include "failpoint.h"
+#include "common/base/address.h"
+#include "common/base/clock.h"
+#include "common/base/failpoint.h"
+#include "common/modelstore/resp.h"
+#include "common/modelstore/shm.h"
 #include "modelstore_job.h"
-#include "resp.h"
-#include "shm.h"
 
 /* ---- Redis in trouble ---------------------------------------------------------------------- */
 

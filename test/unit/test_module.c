@@ -1,10 +1,10 @@
 /* test_module.c: the Redis module's logic in a host of this test's own (under the sanitizers), and
  * the module in a real redis-server: dumps, transactions, memory that is gone, others being served.
  */
-#include "../../ps/module/kml_arguments.c"
-#include "../../ps/module/kml_logic.c"
-#include "../../ps/module/kml_merge.c"
-#include "../../ps/module/kml_save.c"
+#include "ps/module/kml_arguments.c"
+#include "ps/module/kml_logic.c"
+#include "ps/module/kml_merge.c"
+#include "ps/module/kml_save.c"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -13,11 +13,11 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "../../ps/redis_serve.h"
-#include "clock.h"
+#include "common/base/clock.h"
+#include "common/base/rng.h"
+#include "common/modelstore/resp.h"
 #include "modelstore_fixture.h"
-#include "resp.h"
-#include "rng.h"
+#include "ps/redis/redis_serve.h"
 #include "test.h"
 
 /* ---- a host without Redis ------------------------------------------------------------------ */

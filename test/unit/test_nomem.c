@@ -7,12 +7,12 @@
 #include <errno.h>
 
 #include "arrays.h"
-#include "http_client.h"
-#include "http_server.h"
-#include "ingest.h"
-#include "job.h"
-#include "round.h"
-#include "safetensors.h"
+#include "common/dataset/ingest.h"
+#include "common/formats/safetensors.h"
+#include "common/net/http_client.h"
+#include "common/net/http_server.h"
+#include "common/round/round.h"
+#include "controller/job/job.h"
 #include "test.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -1,7 +1,7 @@
 /* test_optim.c: optimizers and schedules against PyTorch's numbers. */
 #include "golden.h"
-#include "optim.h"
-#include "schedule.h"
+#include "kernels/optim.h"
+#include "kernels/schedule.h"
 
 typedef struct recipe {
     const char *name;

@@ -6,9 +6,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../../controller/owner_internal.h"
-#include "../../controller/store_watch.h"
-#include "clock.h"
+#include "common/base/clock.h"
+#include "controller/ha/store_watch.h"
+#include "controller/jobs/owner_internal.h"
 #include "test.h"
 
 enum { EPOCHS = 40000, TEXT_BYTES_MAX = 32 << 20, READ_BYTES = 16 << 10, GIVE_UP_MS = 15000 };

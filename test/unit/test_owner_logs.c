@@ -1,8 +1,8 @@
 /* test_owner_logs.c: a job's log out of its pods' tails, whole and as it is followed, from a
  * cluster that remembers what pods wrote. */
-#include "../../controller/owner_internal.h"
-#include "../../controller/store_watch.h"
-#include "cleanup.h"
+#include "common/base/cleanup.h"
+#include "controller/ha/store_watch.h"
+#include "controller/jobs/owner_internal.h"
 #include "test.h"
 
 enum { PODS_MAX = 4, LINE_BYTES = 100, KEPT_LINES = CONTROLLER_LOG_BYTES_MAX / LINE_BYTES };

@@ -7,8 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../../controller/owner_internal.h"
-#include "clock.h"
+#include "common/base/clock.h"
+#include "controller/jobs/owner_internal.h"
 #include "test.h"
 
 static const job asking = {.id = "0123456789ab"};

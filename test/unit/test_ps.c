@@ -8,8 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "layout.h"
+#include "common/base/clock.h"
+#include "common/modelstore/layout.h"
 #include "ps_world.h"
 #include "small_disk.h"
 #include "test.h"

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "common/base/clock.h"
 #include "ps_world.h"
 #include "test.h"
 

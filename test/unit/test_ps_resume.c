@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../ps/checkpoint.h"
+#include "ps/storage/checkpoint.h"
 #include "ps_world.h"
 #include "test.h"
 

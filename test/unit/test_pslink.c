@@ -8,10 +8,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "pslink.h"
+#include "common/base/clock.h"
+#include "common/net/wire.h"
+#include "function-runtime/member/pslink.h"
 #include "test.h"
-#include "wire.h"
 
 enum { COUNT_MS = 1000, MANY = 100, HANG_S = PSLINK_REDIAL_MS / 2000 };
 

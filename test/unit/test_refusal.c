@@ -1,8 +1,8 @@
 /* test_refusal.c: what is kept of uploads that did not compile, on every store, and how it is told.
  */
-#include "../../controller/refusal.h"
-#include "../../controller/controller.h"
-#include "json_read.h"
+#include "controller/functions/refusal.h"
+#include "controller/controller.h"
+#include "common/base/json_read.h"
 #include "stores.h"
 
 static const char *text(const json_t *object, const char *key)

@@ -1,7 +1,7 @@
 /* test_request.c: every field's default, limits and refusal, as data. */
 #include <jansson.h>
 
-#include "request.h"
+#include "common/contract/request.h"
 #include "test.h"
 
 #define TOP                                                                                        \

@@ -3,8 +3,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "resp.h"
+#include "common/base/clock.h"
+#include "common/modelstore/resp.h"
 #include "test.h"
 
 static resp *client;

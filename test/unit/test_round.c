@@ -1,7 +1,7 @@
 /* test_round.c: the round machine, step by step: a job from its begin, or from where it was, to its
  * end; the simulator has the schedules. */
+#include "common/base/text.h"
 #include "round_fixture.h"
-#include "text.h"
 
 TEST(a_whole_job)
 {

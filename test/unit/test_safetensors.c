@@ -1,7 +1,7 @@
 /* test_safetensors.c: what is written comes back, and each lie of a header is refused. */
-#include "buf.h"
-#include "safetensors.h"
-#include "store.h"
+#include "common/base/buf.h"
+#include "common/formats/safetensors.h"
+#include "common/store/store.h"
 #include "test.h"
 
 static int to_buf(void *arg, const void *bytes, size_t len, err *e)

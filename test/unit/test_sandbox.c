@@ -32,8 +32,8 @@
 #include <unistd.h>
 #include <utime.h>
 
-#include "cleanup.h"
-#include "sandbox.h"
+#include "common/base/cleanup.h"
+#include "function-runtime/sandbox/sandbox.h"
 #include "test.h"
 
 enum { NO_FILTERS = 40, ENTERED, REFUSED, NO_LANDLOCK };

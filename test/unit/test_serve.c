@@ -4,14 +4,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cleanup.h"
-#include "clock.h"
+#include "common/base/cleanup.h"
+#include "common/base/clock.h"
+#include "common/base/json_read.h"
+#include "common/net/wire.h"
+#include "function-runtime/base/model_file.h"
+#include "function-runtime/model/program.h"
+#include "function-runtime/serve/serve.h"
 #include "function_fixture.h"
-#include "json_read.h"
-#include "model_file.h"
-#include "program.h"
-#include "serve.h"
-#include "wire.h"
 
 enum { WAIT_MS = 60000 };
 

@@ -7,8 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/modelstore/shm.h"
 #include "modelstore_fixture.h"
-#include "shm.h"
 #include "test.h"
 
 static const block_shape shape = {5000, 3};

@@ -2,7 +2,7 @@
  * what a data set's user may do; how we ask it. Runs against MONGODB_URI or the stand-in. */
 #include <mongoc/mongoc.h>
 
-#include "store_mongo.h"
+#include "common/store/mongo/store_mongo.h"
 #include "stores.h"
 
 static mongoc_client_t *dial(const char *locator, mongoc_uri_t **uri)

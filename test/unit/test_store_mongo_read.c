@@ -2,7 +2,7 @@
  * what they say where the line is cut. Runs against MONGODB_URI or the stand-in. */
 #include <sys/resource.h>
 
-#include "clock.h"
+#include "common/base/clock.h"
 #include "mongo_fixture.h"
 
 enum { CHUNKS = 400, CHUNK_LEN = 50000 };

@@ -3,8 +3,8 @@
  * Runs against MONGODB_URI or the stand-in. */
 #include <sys/wait.h>
 
-#include "clock.h"
-#include "ingest.h"
+#include "common/base/clock.h"
+#include "common/dataset/ingest.h"
 #include "mongo_fixture.h"
 
 /* ---- servers that are gone ----------------------------------------------------------------- */

@@ -12,12 +12,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cleanup.h"
-#include "failpoint.h"
-#include "fs.h"
-#include "rng.h"
-#include "store.h"
-#include "store_lmdb.h"
+#include "common/base/cleanup.h"
+#include "common/base/failpoint.h"
+#include "common/base/fs.h"
+#include "common/base/rng.h"
+#include "common/store/store.h"
+#include "common/store/store_lmdb.h"
 #include "test.h"
 
 static char locator[600];

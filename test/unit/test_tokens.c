@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/net/tokens.h"
 #include "test.h"
-#include "tokens.h"
 
 static tokens *list(const char *text, err *e)
 {

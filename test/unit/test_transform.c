@@ -1,6 +1,6 @@
 /* test_transform.c: flips and crops depend on (seed, epoch, sample) alone, and do what they say. */
+#include "function-runtime/model/transform.h"
 #include "test.h"
-#include "transform.h"
 
 enum { SIDE = 6, PIXELS = SIDE * SIDE };
 

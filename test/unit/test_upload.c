@@ -1,7 +1,7 @@
 /* test_upload.c: which uploaded models are no longer wanted, on every store. */
-#include "../../controller/upload.h"
+#include "controller/functions/upload.h"
 
-#include "json_read.h"
+#include "common/base/json_read.h"
 #include "stores.h"
 
 enum { NOW_MS = 2000000000 };

@@ -6,11 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "nvml.h"
+#include "common/base/clock.h"
+#include "common/contract/nvml.h"
 #include "test.h"
-#include "usage.h"
-#include "../../ps/job_usage.h"
+#include "function-runtime/base/usage.h"
+#include "ps/job/job_usage.h"
 
 static void use_fake(const char *visible)
 {

@@ -9,9 +9,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "common/base/clock.h"
+#include "common/net/wire.h"
 #include "test.h"
-#include "wire.h"
 
 /* A wire on one end of a socket pair, the raw descriptor of the other in *peer. */
 static wire *pair(int *peer)

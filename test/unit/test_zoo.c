@@ -1,8 +1,8 @@
 /* test_zoo.c: the zoo's models against torchvision's: names, counts, logits, losses and every
  * gradient. */
 #include "golden.h"
-#include "zoo/zoo.h"
-#include "zoo/zoo_models.h"
+#include "kernels/zoo/zoo.h"
+#include "kernels/zoo/zoo_models.h"
 
 static graph *build(const zoo_model *z, shape input, int outputs, zoo_stem stem)
 {

@@ -1,0 +1,92 @@
+/* request.h: a train request, KubeML's own with what the platform adds.
+ *
+ * `request_parse` is the one place that knows its fields, defaults and limits. Unknown fields are
+ * refused by name; every refusal names the field. The text form is canonical: the same request
+ * gives the same bytes, which the job's record and the plan's digest keep. */
+#ifndef KUBEML_REQUEST_H
+#define KUBEML_REQUEST_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/err.h"
+#include "gpu.h"
+
+enum {
+    REQUEST_NAME_BYTES = 64,
+    REQUEST_EPOCHS_MAX = 100000,
+    REQUEST_BATCH_MAX = 65536,
+    REQUEST_PARALLELISM_MAX = 256,
+    REQUEST_K_MAX = 1 << 30,
+    REQUEST_PRIORITY_MAX = 1000, /* and -1000; higher is sooner */
+    REQUEST_SECONDS_MAX = 1000000000,
+    REQUEST_BACKOFF_MAX = 100,
+    REQUEST_TENSORS_BYTES = 256,       /* of names, with commas between */
+    REQUEST_SHARED_MAX = 64,           /* functions of one process */
+    REQUEST_INFER_BYTES_MAX = 8 << 20, /* of the body of POST /infer */
+};
+
+/* What `kubeml train` asks for and `kubeml run` trains with where they are not told: macros, whose
+ * text their pages show. A request always says the first three; one without `k` has this one. */
+#define REQUEST_EPOCHS 1
+#define REQUEST_BATCH  64
+#define REQUEST_LR     0.01
+#define REQUEST_K      -1
+
+/* MERGE_NCCL: between the functions' GPUs where each has one of its own; elsewhere as
+ * MERGE_DATABASE. Static jobs. */
+typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER, MERGE_NCCL } merge_place;
+typedef enum optimizer_state_rule { STATE_AVERAGE, STATE_RESET } optimizer_state_rule;
+typedef enum gpu_precision { GPU_FP32, GPU_TF32, GPU_BF16 } gpu_precision;
+typedef enum train_device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } train_device;
+typedef enum process_rule { PROCESS_OWN, PROCESS_SHARED } process_rule;
+typedef enum on_loss { ON_LOSS_RECOMPUTE, ON_LOSS_CONTINUE } on_loss;
+
+typedef struct request {
+    char function_name[REQUEST_NAME_BYTES];
+    char dataset[REQUEST_NAME_BYTES];
+    char init[REQUEST_NAME_BYTES]; /* id of the job or blob whose model is version 0; "": fresh */
+    /* tensors that are drawn all the same (left_out.h); "": none. Only with init */
+    char init_without[REQUEST_TENSORS_BYTES];
+    int epochs, batch_size;
+    double lr;
+    /* options */
+    int default_parallelism; /* 1..REQUEST_PARALLELISM_MAX, default 4 */
+    bool static_parallelism; /* default false */
+    int k;                   /* local steps between merges, >= 1, or -1: once an epoch (default) */
+    int validate_every;      /* epochs; 0: only at the end; default 1 */
+    /* percent, 0 < x <= 100; default 100: never early. Less is for datasets with classes. */
+    double goal_accuracy;
+    merge_place merge;       /* default database */
+    int priority;            /* default 0 */
+    uint64_t seed;           /* default 0; at most 2^53 */
+    optimizer_state_rule optimizer_state; /* default average */
+    on_loss on_loss;                      /* default recompute */
+    /* Default own: each function is a process. Shared: all are threads of one, where their models
+     * are averaged, so that the round has one contribution; static jobs of at most
+     * REQUEST_SHARED_MAX functions. */
+    process_rule process;
+    /* The names of Kubernetes' Job. 0 of the first two and -1 of the last are the defaults:
+     * none. */
+    int active_deadline_seconds;    /* from the first start on; then the job fails */
+    int backoff_limit;              /* how often a failed job goes on from its last checkpoint */
+    /* after which the TrainJob is deleted; model and history stay */
+    int ttl_seconds_after_finished;
+    train_device device;     /* default auto: a GPU where the platform knows one, else the CPU */
+    gpu_share gpu;           /* of each function; default no limits */
+    gpu_precision precision; /* on a GPU; default fp32 */
+} request;
+
+/* Parses and checks; `body` is borrowed. ERR_INVALID naming the field; ERR_UNSUPPORTED for
+ * "mode": "p2p", which is not built, and for "merge": "nccl" of what is never on several GPUs.
+ * Accepts the first KubeML's "model_type" and "K". */
+int request_parse(const json_t *body, request *out, err *e);
+/* "fp32", "tf32", "bf16". ERR_INVALID. */
+int request_precision(const char *text, gpu_precision *out, err *e);
+/* Whose model `init` (or NULL) names, which is "ID" or "models/ID/...": an ended job's id, or an
+ * upload's; "" for none. */
+void request_init_id(const char *init, char out[REQUEST_NAME_BYTES]);
+json_t *request_json(const request *r); /* new reference; NULL when memory is gone */
+
+#endif

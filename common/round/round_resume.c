@@ -1,0 +1,255 @@
+/* round_resume.c: where training begins and goes on: at version 0, at what a ledger or a checkpoint
+ * says, and after a restart of Redis. See round.c for the whole machine. */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/mutation.h"
+#include "round_internal.h"
+
+/* Row by row the ledger must continue each share where it stands. */
+static bool replay_rows(round_machine *m, const round_resume *r)
+{
+    for (size_t i = 0; i < r->count; i++) {
+        const round_row *row = &r->rows[i];
+        uint64_t begin, end;
+        if (row->function < 0 || row->function >= m->parallelism || row->epoch != m->epoch)
+            return false;
+        member *b = &m->member[row->function];
+        if (row->batches > b->batches - b->cursor)
+            return false;
+        deal_samples(&m->deal, row->function, b->cursor, row->batches, &begin, &end);
+        if (row->sample_begin != begin || row->sample_end != end || row->samples != end - begin)
+            return false;
+        b->cursor += MUTATE(10, row->batches, 0);
+        m->loss_sum += row->loss_sum;
+        m->samples += row->samples;
+        m->round = row->round + 1 > m->round ? row->round + 1 : m->round;
+    }
+    return true;
+}
+
+/* Of an epoch that is done no share goes on: an elastic job may have room for fewer functions now
+ * than it had grown to then. */
+static int resumed_parallelism(const round_machine *m, const round_resume *r)
+{
+    int parallelism = r->parallelism > 0 ? r->parallelism : m->config.parallelism;
+    bool fewer = r->committed && round_is_elastic(m) && parallelism > m->config.functions_max;
+    return fewer ? m->config.functions_max : parallelism;
+}
+
+static bool is_of_job(const round_machine *m, const round_resume *r, int parallelism)
+{
+    bool shared = m->config.request.process == PROCESS_SHARED;
+    return parallelism <= m->config.functions_max &&
+           (!shared || parallelism == m->config.functions_max) && r->epoch >= 0 &&
+           r->epoch < m->config.request.epochs;
+}
+
+static void resume(round_machine *m, const round_resume *r)
+{
+    int parallelism = resumed_parallelism(m, r);
+    m->version = r->version;
+    m->committed = r->committed ? r->epoch + 1 : r->epoch; /* also where it fails here */
+    if (!is_of_job(m, r, parallelism)) {
+        round_fail(m, "LedgerCorrupt", "epoch %d with %d functions is not of this job",
+                   r->epoch + 1, parallelism);
+        return;
+    }
+    if (!r->committed) /* else it is open how many the next epoch has */
+        round_need_members(m, parallelism, "Resume");
+    if (!round_deal_epoch(m, r->epoch, parallelism))
+        return;
+    if (!r->committed && !replay_rows(m, r)) {
+        round_fail(m, "LedgerCorrupt", "the ledger of epoch %d does not fit its deal",
+                   r->epoch + 1);
+        return;
+    }
+    m->seconds_before = r->seconds;
+    if (!r->committed) {
+        round_train_on(m);
+        return;
+    }
+    m->record = (round_epoch){.epoch = r->epoch,
+                              .parallelism = parallelism,
+                              .version = r->version,
+                              .validated = r->validated,
+                              .accuracy = r->accuracy,
+                              .seconds = r->seconds};
+    round_after_commit(m);
+}
+
+/* Version 0 is to be made. */
+static void begin(round_machine *m)
+{
+    m->stage = STAGE_MODEL;
+    m->asked = false;
+    retry_begin(&m->op);
+    round_tell_phase(m, "starting", true);
+    round_need_members(m, m->parallelism, "Start");
+}
+
+void round_start(round_machine *m, const round_event *event)
+{
+    if (m->stage != STAGE_NEW)
+        return;
+    snprintf(m->algorithms, sizeof m->algorithms, "%s", event->algorithms);
+    m->losses = event->value;
+    if (event->reason[0])
+        round_set_condition(m, CONDITION_EXACT, true, event->reason, "%s", event->message);
+    if (event->resume) {
+        resume(m, event->resume);
+        return;
+    }
+    m->parallelism = m->plan ? m->plan[0] : m->config.parallelism;
+    begin(m);
+}
+
+void round_model_made(round_machine *m, bool by_function, const round_event *event)
+{
+    bool fresh = round_draws(m);
+    if (m->stage != STAGE_MODEL || fresh != by_function || !m->asked)
+        return;
+    if (fresh && (event->function != 0 || !member_present(m, event)))
+        return;
+    m->version = 0;
+    if (round_is_elastic(m))
+        round_gather(m, 0, 0, m->parallelism, round_begin_due(m));
+    else
+        round_train_epoch(m, 0, m->parallelism);
+}
+
+void round_load_failed(round_machine *m, const round_event *event)
+{
+    retry *r = m->putting_back ? &m->back : &m->op;
+    /* What is read may be on a disk that comes back, see round_commit_failed. */
+    bool passes = err_retry_may_help(event->code) || event->code == ERR_IO;
+    bool gone = event->code == ERR_NOT_FOUND || event->code == ERR_CONFLICT ||
+                event->code == ERR_CORRUPT; /* what was made is lost: it is made again */
+    if (!m->putting_back && m->stage != STAGE_MODEL)
+        return;
+    if (!passes && (m->putting_back || !gone))
+        round_fail(m, "InitFailed", "%.240s", event->message);
+    else if (m->putting_back && event->code == ERR_IO && m->now_ms >= r->give_up_ms && !r->last)
+        r->due_ms = m->now_ms; /* once more, and without what cannot be read */
+    else if (!retry_later(m, r))
+        round_fail(m, m->putting_back ? "RedisGone" : "StoreDown", "given up after %lld s: %.200s",
+                   (long long)(m->config.limits.store_ms / 1000), event->message);
+    m->asked = false;
+}
+
+/* ---- Redis restarted ------------------------------------------------------------------------- */
+
+bool round_paused(const round_machine *m)
+{
+    return m->redis_gone || m->putting_back;
+}
+
+/* News of a Redis that is gone is told again. */
+static void tell_redis(round_machine *m, const char *reason, const char *message)
+{
+    condition *said = &m->condition[CONDITION_REDIS];
+    if (strncmp(said->message, message, 240) != 0)
+        said->raised = false;
+    round_set_condition(m, CONDITION_REDIS, true, reason, "%.240s", message);
+}
+
+void round_redis_gone(round_machine *m, const round_event *event)
+{
+    if (!m->redis_gone || m->redis_give_up_ms == INT64_MAX) {
+        m->redis_give_up_ms = m->now_ms + m->config.limits.store_ms;
+        m->redis_ends++;
+    }
+    m->redis_gone = true;
+    tell_redis(m, "RedisGone", event->message);
+    if (m->redis_ends >= m->config.limits.redis_ends_max)
+        round_fail(m, "RedisGone", "Redis ended %d times without a merged round: %.180s",
+                   m->redis_ends, event->message);
+}
+
+void round_redis_runs(round_machine *m, const round_event *event)
+{
+    if (!m->redis_gone)
+        return;
+    m->redis_give_up_ms = INT64_MAX;
+    tell_redis(m, "Restarted", event->message);
+}
+
+void round_emit_put_back(round_machine *m)
+{
+    m->back.due_ms = INT64_MAX;
+    m->back.last = m->now_ms >= m->back.give_up_ms;
+    round_emit(m, ROUND_PUT_BACK)->last = m->back.last;
+}
+
+void round_redis_back(round_machine *m, const round_event *event)
+{
+    m->redis_gone = false;
+    if (event->empty) {
+        /* A merge that was out may be committed or lost: what was published is gone either way. */
+        if (m->stage == STAGE_MERGE)
+            m->stage = STAGE_TRAIN;
+        if (m->stage == STAGE_MODEL) {
+            m->asked = false;
+            retry_begin(&m->op);
+        }
+        m->putting_back = true;
+        retry_begin(&m->back);
+        round_emit_put_back(m);
+    } else if (!m->putting_back) {
+        round_set_condition(m, CONDITION_REDIS, false, "Answers", "the model store answers");
+        if (m->stage == STAGE_MERGE && m->op.due_ms != INT64_MAX)
+            m->op.due_ms = m->now_ms;
+    }
+}
+
+/* What is trained at this moment may come with the numbers of a round that is opened anew, of
+ * another deal where the parallelism is asked for again: only another incarnation tells it from
+ * that one's. */
+static void lose_busy(round_machine *m)
+{
+    for (int f = 0; f < m->config.functions_max && m->stage != STAGE_END; f++)
+        if (m->member[f].task == TASK_SENT)
+            member_lose(m, member_process(m, f), "RolledBack",
+                        "it trains on a state that was lost");
+}
+
+/* Nobody has the model any more: the first epoch, which is not committed, is begun once more. */
+static void begin_again(round_machine *m)
+{
+    if (m->committed > 0) {
+        round_fail(m, "CheckpointCorrupt", "after %d epochs no checkpoint is there", m->committed);
+        return;
+    }
+    m->rolled_back = true;
+    m->version = -1;
+    lose_busy(m);
+    if (m->stage == STAGE_END ||
+        !round_deal_epoch(m, 0, m->plan ? m->plan[0] : m->config.parallelism))
+        return;
+    begin(m);
+}
+
+void round_loaded(round_machine *m, const round_event *event)
+{
+    if (!m->putting_back) {
+        round_model_made(m, false, event);
+        return;
+    }
+    m->putting_back = false;
+    round_set_condition(m, CONDITION_REDIS, false, "PutBack",
+                        "the model is back in the model store");
+    if (event->resume) {
+        m->rolled_back = true;
+        lose_busy(m);
+        if (m->stage != STAGE_END)
+            resume(m, event->resume);
+        return;
+    }
+    if (event->version < 0 && m->version >= 0) {
+        begin_again(m);
+        return;
+    }
+    for (int f = 0; f < m->parallelism && m->stage == STAGE_TRAIN; f++)
+        if (m->member[f].task == TASK_DONE)
+            m->member[f].task = MUTATE(11, TASK_TODO, TASK_DONE);
+}

@@ -1,0 +1,96 @@
+/* rest_list.c: lists, a page an answer.
+ *
+ * `limit` and `continue` of the query say how much of it and where to go on; where there is more,
+ * the header Link (RFC 8288) has the next page's address. The pages are no snapshot: what is put
+ * meanwhile may be on them or not. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/name.h"
+#include "controller/controller.h"
+
+enum { LOOK_AHEAD = 64 }; /* records read at once: they may be large */
+
+int list_page_parse(http_request *r, list_page *out, err *e)
+{
+    const char *limit = http_query(r, "limit"), *after = http_query(r, "continue");
+    *out = (list_page){.limit = LIST_LIMIT};
+    if (limit) {
+        size_t digits = strspn(limit, "0123456789");
+        out->limit =
+            limit[digits] || digits == 0 || digits > 6 ? 0 : (size_t)strtoul(limit, NULL, 10);
+        if (out->limit < 1 || out->limit > LIST_LIMIT)
+            return err_set(e, ERR_INVALID, "limit must be a whole number from 1 to %d", LIST_LIMIT);
+    }
+    if (after && name_check("continue", after, NULL)) /* what is listed has a name for its key */
+        return err_set(e, ERR_INVALID, "continue must be what the page before said");
+    if (after)
+        memcpy(out->after, after, strlen(after) + 1);
+    return 0;
+}
+
+static int add_records(const store_page *records, list_page *p, list_show show, void *context,
+                       json_t *out)
+{
+    for (size_t i = 0; i < records->count; i++) {
+        if (p->count == p->limit || p->bytes >= LIST_BYTES) {
+            p->more = true;
+            return 0;
+        }
+        const store_record *one = &records->records[i];
+        json_t *shown = show ? show(context, one->key, one->value) : json_incref(one->value);
+        memcpy(p->after, one->key, strlen(one->key) + 1);
+        if (!shown)
+            continue;
+        p->count++;
+        p->bytes += json_dumpb(shown, NULL, 0, JSON_COMPACT);
+        if (json_array_append_new(out, shown))
+            return -1;
+    }
+    return 0;
+}
+
+int list_add(store *s, const char *collection, list_page *p, list_show show, void *context,
+             json_t *out, err *e)
+{
+    for (bool more = true; more && !p->more;) {
+        store_page records = {0};
+        int status =
+            store_list(s, collection, NULL, p->after[0] ? p->after : NULL, LOOK_AHEAD, &records, e);
+        if (status == 0 && add_records(&records, p, show, context, out))
+            status = err_set(e, ERR_NOMEM, "no memory for the answer");
+        more = records.more;
+        store_page_free(&records);
+        if (status)
+            return -1;
+    }
+    return 0;
+}
+
+void list_answer(http_request *r, const list_page *p, const char *path, json_t *out)
+{
+    char link[STORE_KEY_BYTES + 128];
+    if (p->more) {
+        snprintf(link, sizeof link, "<%s%climit=%zu&continue=%s>; rel=\"next\"", path,
+                 strchr(path, '?') ? '&' : '?', p->limit, p->after);
+        http_add_header(r, "Link", link);
+    }
+    http_answer_json(r, 200, out);
+}
+
+void rest_list(http_request *r, const controller *c, const char *path, const char *collection,
+               list_show show)
+{
+    err e = ERR_INIT;
+    list_page page;
+    json_t *out = json_array();
+    if (!out)
+        err_set(&e, ERR_NOMEM, "no memory for the answer");
+    if (out && list_page_parse(r, &page, &e) == 0 &&
+        list_add(c->store, collection, &page, show, NULL, out, &e) == 0) {
+        list_answer(r, &page, path, out);
+        return;
+    }
+    json_decref(out);
+    http_answer_error(r, &e);
+}

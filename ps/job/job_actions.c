@@ -1,0 +1,642 @@
+/* job_actions.c: what the round machine decides, carried out: frames, tasks and the epoch's books.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "job_internal.h"
+
+/* ---- the epoch's book-keeping ---------------------------------------------------------------- */
+
+static json_t *ledger_part(const round_row *row)
+{
+    return json_pack("{s:i,s:i,s:I,s:I,s:I}", "function", row->function, "incarnation",
+                     row->incarnation, "samples", (json_int_t)row->samples, "sample_begin",
+                     (json_int_t)row->sample_begin, "sample_end", (json_int_t)row->sample_end);
+}
+
+static char *ledger_text(const round_merge *merge)
+{
+    json_t *parts = json_array();
+    for (size_t i = 0; i < merge->count; i++)
+        json_array_append_new(parts, ledger_part(&merge->rows[i]));
+    json_t *element = json_pack("{s:i,s:i,s:I,s:o}", "epoch", merge->epoch, "round", merge->round,
+                                "version", (json_int_t)merge->base_version + 1, "parts", parts);
+    char *text = json_dumps(element, JSON_COMPACT);
+    json_decref(element);
+    return text;
+}
+
+static bool extend_share(json_t *shares, const round_row *row)
+{
+    size_t i;
+    json_t *one;
+    json_array_foreach(shares, i, one)
+    {
+        if (json_integer_value(json_array_get(one, 0)) != row->function ||
+            json_integer_value(json_array_get(one, 1)) != row->incarnation ||
+            json_integer_value(json_array_get(one, 3)) != (json_int_t)row->sample_begin)
+            continue;
+        json_array_set_new(one, 3, json_integer((json_int_t)row->sample_end));
+        return true;
+    }
+    return false;
+}
+
+static void note_open(job *j, const round_merge *merge, const round_row *r)
+{
+    round_row *o = &j->open[r->function];
+    j->open_parallelism = merge->parallelism;
+    if (o->batches == 0) {
+        *o = *r;
+        return;
+    }
+    o->incarnation = r->incarnation;
+    o->round = r->round;
+    o->samples += r->samples;
+    o->sample_end = r->sample_end;
+    o->loss_sum += r->loss_sum;
+    o->batches += r->batches;
+}
+
+/* Who put what into the merge that has just been committed. The digest leaves incarnations out: it
+ * is the same for a job whose functions were replaced. */
+void job_note_merge(job *j, const round_merge *merge, const round_row *rows)
+{
+    digest_sum *d;
+    err e = ERR_INIT;
+    if (digest_new(&d, &e)) {
+        log_error("%s", e.message);
+        return;
+    }
+    digest_update(d, j->ledger, strlen(j->ledger));
+    for (size_t i = 0; i < merge->count; i++) {
+        const round_row *r = &rows[i];
+        char line[160];
+        int len = snprintf(line, sizeof line, "%d %d %d %" PRIu64 " %" PRIu64 "\n", r->epoch,
+                           r->round, r->function, r->sample_begin, r->sample_end);
+        digest_update(d, line, (size_t)len);
+        note_open(j, merge, r);
+        if (!extend_share(j->shares, r))
+            json_array_append_new(j->shares, json_pack("[i,i,I,I]", r->function, r->incarnation,
+                                                       (json_int_t)r->sample_begin,
+                                                       (json_int_t)r->sample_end));
+    }
+    digest_finish_hex(d, j->ledger);
+    digest_free(d);
+}
+
+void job_reset_epoch(job *j)
+{
+    json_array_clear(j->shares);
+    memset(j->open, 0, sizeof j->open);
+    j->seconds = (job_seconds){0};
+    j->validating_since_ms = 0;
+}
+
+/* Of an open epoch until now. */
+static json_t *open_seconds(const job *j)
+{
+    const job_seconds *s = &j->seconds;
+    return json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "epoch", round_seconds(j->machine), "fetch",
+                     s->fetch, "load", s->load, "convert", s->convert, "train", s->train, "publish",
+                     s->publish, "merge", s->merge);
+}
+
+json_t *job_open_json(const job *j, int epoch)
+{
+    json_t *rows = json_array();
+    for (int f = 0; f < ROUND_FUNCTIONS_MAX; f++) {
+        const round_row *r = &j->open[f];
+        if (r->batches)
+            json_array_append_new(
+                rows, json_pack("[i,i,i,I,I,I,f,I]", f, r->incarnation, r->round,
+                                (json_int_t)r->samples, (json_int_t)r->sample_begin,
+                                (json_int_t)r->sample_end, r->loss_sum, (json_int_t)r->batches));
+    }
+    if (json_array_size(rows) == 0) {
+        json_decref(rows);
+        return NULL;
+    }
+    return json_pack("{s:i,s:i,s:I,s:s,s:o,s:o,s:o}", "epoch", epoch, "parallelism",
+                     j->open_parallelism, "version", (json_int_t)round_version(j->machine),
+                     "ledger", j->ledger, "shares", json_deep_copy(j->shares), "rows", rows,
+                     "seconds", open_seconds(j));
+}
+
+static int read_open_row(const json_t *from, int epoch, round_row *r)
+{
+    json_int_t samples, begin, end, batches;
+    *r = (round_row){.epoch = epoch, .slot = -1};
+    if (json_unpack((json_t *)(uintptr_t)from, "[i,i,i,I,I,I,F,I]", &r->function, &r->incarnation,
+                    &r->round, &samples, &begin, &end, &r->loss_sum, &batches) != 0 ||
+        r->function < 0 || r->function >= ROUND_FUNCTIONS_MAX || samples < 0 || begin < 0 ||
+        end < begin || batches < 1 || batches > UINT32_MAX)
+        return -1;
+    r->samples = (uint64_t)samples;
+    r->sample_begin = (uint64_t)begin;
+    r->sample_end = (uint64_t)end;
+    r->batches = (uint32_t)batches;
+    return 0;
+}
+
+int job_open_read(job *j, const json_t *open, round_resume *out, err *e)
+{
+    const char *ledger = "";
+    json_t *shares, *list, *one;
+    json_int_t version;
+    job_seconds s = {0}; /* older records have none */
+    size_t i;
+    if (json_unpack((json_t *)(uintptr_t)open,
+                    "{s:i,s:i,s:I,s:s,s:o,s:o,s?{s?F,s?F,s?F,s?F,s?F,s?F,s?F}}", "epoch",
+                    &out->epoch, "parallelism", &out->parallelism, "version", &version, "ledger",
+                    &ledger, "shares", &shares, "rows", &list, "seconds", "epoch", &out->seconds,
+                    "fetch", &s.fetch, "load", &s.load, "convert", &s.convert, "train", &s.train,
+                    "publish", &s.publish, "merge", &s.merge) != 0 ||
+        strlen(ledger) >= sizeof j->ledger || !json_is_array(shares) ||
+        json_array_size(list) > ROUND_FUNCTIONS_MAX)
+        return err_set(e, ERR_CORRUPT, "the history's open epoch");
+    round_row *rows = calloc(json_array_size(list) + 1, sizeof *rows);
+    if (!rows)
+        return err_set(e, ERR_NOMEM, "no memory for the open epoch");
+    json_array_foreach(list, i, one) {
+        if (read_open_row(one, out->epoch, &rows[i])) {
+            free(rows);
+            return err_set(e, ERR_CORRUPT, "the history's open epoch: rows[%zu]", i);
+        }
+        j->open[rows[i].function] = rows[i];
+    }
+    snprintf(j->ledger, sizeof j->ledger, "%s", ledger);
+    json_decref(j->shares);
+    j->shares = json_deep_copy(shares);
+    j->open_parallelism = out->parallelism;
+    j->seconds = s;
+    out->version = version;
+    out->rows = rows;
+    out->count = json_array_size(list);
+    return 0;
+}
+
+static int add_to_history(job *j, const round_epoch *r, err *e)
+{
+    bool targets = json_integer_value(json_object_get(j->spec.dataset, "targets")) > 0;
+    epoch_result out = {.epoch = r->epoch,
+                        .train_loss = r->train_loss,
+                        .validated = r->validated,
+                        .validation_loss = r->validation_loss,
+                        .accuracy = targets ? (double)NAN : r->accuracy,
+                        .parallelism = r->parallelism,
+                        .seconds = r->seconds,
+                        .version = (uint64_t)r->version,
+                        .samples = r->samples};
+    double n = r->parallelism > 0 ? r->parallelism : 1;
+    out.fetch_s = j->seconds.fetch / n;
+    out.load_s = j->seconds.load / n;
+    out.convert_s = j->seconds.convert / n;
+    out.train_s = j->seconds.train / n;
+    out.publish_s = j->seconds.publish / n;
+    out.merge_s = j->seconds.merge;
+    if (j->validating_since_ms)
+        out.validate_s = (double)(clock_monotonic_ms() - j->validating_since_ms) / 1000;
+    job_usage_epoch(&j->usage, &out);
+    memcpy(out.ledger, j->ledger, sizeof out.ledger);
+    return history_add(j->history, &out, json_deep_copy(j->shares), e);
+}
+
+/* ---- actions that are frames ----------------------------------------------------------------- */
+
+json_t *job_access_message(const job *j)
+{
+    return json_pack("{s:s,s:s,s:o}", "type", "access", "address", j->host.address, "model",
+                     modelstore_access_json(&j->member));
+}
+
+/* To all controllers, or to the one that has just attached. */
+static void tell(job *j, conn *only, json_t *message)
+{
+    if (only)
+        hub_send(j->host.hub, only, message);
+    else
+        hub_tell(j->host.hub, message);
+}
+
+void job_tell_epoch(job *j, conn *c, int epoch)
+{
+    epoch_result r;
+    if (history_at(j->history, epoch, &r))
+        return;
+    json_t *m =
+        json_pack("{s:s,s:i,s:f,s:i,s:f,s:I,s:I}", "type", "epoch", "epoch", epoch, "train_loss",
+                  r.train_loss, "parallelism", r.parallelism, "seconds", r.seconds, "version",
+                  (json_int_t)r.version, "samples", (json_int_t)r.samples);
+    if (r.validated) {
+        json_object_set_new(m, "validation_loss", json_real(r.validation_loss));
+        if (!isnan(r.accuracy))
+            json_object_set_new(m, "accuracy", json_real(r.accuracy));
+    }
+    json_object_set_new(m, "stages",
+                        json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "fetch", r.fetch_s, "load",
+                                  r.load_s, "convert", r.convert_s, "train", r.train_s, "publish",
+                                  r.publish_s, "merge", r.merge_s, "validate", r.validate_s,
+                                  "checkpoint", r.checkpoint_s));
+    tell(j, c, m);
+}
+
+/* For who reads the job's log, and nothing else. */
+static void log_epoch(const job *j, int epoch)
+{
+    char loss[48] = "", accuracy[32] = "";
+    epoch_result r;
+    if (history_at(j->history, epoch, &r))
+        return;
+    if (r.validated)
+        snprintf(loss, sizeof loss, ", validation loss %.4g", r.validation_loss);
+    if (r.validated && !isnan(r.accuracy))
+        snprintf(accuracy, sizeof accuracy, ", accuracy %.2f %%", r.accuracy);
+    log_info("epoch %d of %d: train loss %.4g%s%s, %.2f s, %d function%s", epoch + 1,
+             j->spec.request.epochs, r.train_loss, loss, accuracy, r.seconds, r.parallelism,
+             r.parallelism == 1 ? "" : "s");
+}
+
+void job_reply_refused(job *j, conn *c, err_code code, const char *message)
+{
+    hub_send(
+        j->host.hub, c,
+        json_pack("{s:s,s:s,s:s}", "type", "refused", "code", err_name(code), "message", message));
+    hub_drop(j->host.hub, c);
+    if (j->asker == c)
+        j->asker = NULL;
+}
+
+static conn *member_conn(job *j, const round_action *a)
+{
+    conn *c = hub_function(j->host.hub, a->function);
+    return c && c->incarnation == a->incarnation ? c : NULL;
+}
+
+static void send_to(job *j, const round_action *a, json_t *message)
+{
+    conn *c = member_conn(j, a);
+    if (c)
+        hub_send(j->host.hub, c, message);
+    else
+        json_decref(message);
+}
+
+static void welcome(job *j, const round_action *a)
+{
+    conn *c = j->current, *before = hub_function(j->host.hub, a->function);
+    if (!c)
+        return;
+    if (before && before != c)
+        hub_drop(j->host.hub, before);
+    hub_admit(j->host.hub, c, CONN_FUNCTION);
+    job_device_welcome(j, a);
+    hub_send(j->host.hub, c, json_pack("{s:s}", "type", "welcome"));
+}
+
+/* The functions of a shared process get what a step gives them to do as one frame: they begin and
+ * end together. */
+static void gather(job *j, const round_action *a, json_t *frame, const char *list, json_t *one)
+{
+    if (j->gathered)
+        json_decref(frame);
+    else
+        j->gathered = frame;
+    j->gathered_incarnation = a->incarnation;
+    json_array_append_new(json_object_get(j->gathered, list), one);
+}
+
+static void send_gathered(job *j)
+{
+    if (j->gathered)
+        send_to(j, &(round_action){.function = 0, .incarnation = j->gathered_incarnation},
+                j->gathered);
+    j->gathered = NULL;
+}
+
+static void send_train(job *j, const round_action *a)
+{
+    bool validates = j->spec.request.validate_every > 0 && j->spec.test_samples > 0;
+    if (j->needs_losses && validates && (!j->losses || j->losses_epoch != a->epoch)) {
+        json_decref(j->losses);
+        j->losses = history_losses(j->history, a->epoch);
+        j->losses_epoch = a->epoch;
+    }
+    if (job_is_shared(j)) {
+        gather(j, a,
+               json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:O*,s:[]}", "type", "train", "epoch",
+                         a->epoch, "round", a->round, "version", (json_int_t)a->version,
+                         "parallelism", a->parallelism, "lr", j->spec.request.lr, "slot", a->slot,
+                         "validation_losses", j->losses, "shares"),
+               "shares",
+               json_pack("[i,I,I]", a->function, (json_int_t)a->batch_begin,
+                         (json_int_t)a->batch_count));
+        return;
+    }
+    json_t *frame =
+        json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:I,s:I,s:f,s:i,s:O*}", "type", "train", "epoch",
+                  a->epoch, "round", a->round, "version", (json_int_t)a->version, "parallelism",
+                  a->parallelism, "function", a->function, "batch_begin",
+                  (json_int_t)a->batch_begin, "batch_count", (json_int_t)a->batch_count, "lr",
+                  j->spec.request.lr, "slot", a->slot, "validation_losses", j->losses);
+    job_device_task(j, a, frame);
+    send_to(j, a, frame);
+}
+
+static void send_validate(job *j, const round_action *a)
+{
+    if (!j->validating_since_ms)
+        j->validating_since_ms = clock_monotonic_ms();
+    if (job_is_shared(j)) {
+        gather(j, a,
+               json_pack("{s:s,s:i,s:I,s:i,s:[]}", "type", "validate", "epoch", a->epoch, "version",
+                         (json_int_t)a->version, "parallelism", a->parallelism, "functions"),
+               "functions", json_integer(a->function));
+        return;
+    }
+    json_t *frame =
+        json_pack("{s:s,s:i,s:I,s:i,s:i}", "type", "validate", "epoch", a->epoch, "version",
+                  (json_int_t)a->version, "parallelism", a->parallelism, "function", a->function);
+    job_device_task(j, a, frame);
+    send_to(j, a, frame);
+}
+
+void job_send_init(job *j)
+{
+    const round_action to = {.function = 0, .incarnation = j->init_incarnation};
+    send_to(j, &to,
+            json_pack("{s:s,s:I,s:i,s:i,s:i}", "type", "init", "seed",
+                      (json_int_t)j->spec.request.seed, "epoch", KEEPER_INIT_EPOCH, "round", 0,
+                      "slot", j->init_slot));
+}
+
+void job_tell_condition(job *j, conn *only, const char *name, bool status, const char *reason,
+                        const char *message)
+{
+    const char *text = status ? "True" : "False";
+    if (!only) {
+        history_condition(j->history, name, text, reason, message);
+        log_info("condition %s=%s reason=%s %s", name, text, reason, message);
+    }
+    tell(j, only,
+         json_pack("{s:s,s:s,s:s,s:s,s:s}", "type", "condition", "name", name, "status", text,
+                   "reason", reason, "message", message));
+}
+
+/* ---- actions that are tasks ------------------------------------------------------------------ */
+
+void job_post(job *j, task *t)
+{
+    if (!t) {
+        log_error("no memory for a task");
+        return;
+    }
+    snprintf(t->job, sizeof t->job, "%s", j->spec.id);
+    j->tasks_out++;
+    worker_post(j->host.keeper, &t->work);
+}
+
+void job_end(job *j, const char *state, const char *reason, const char *message, int epochs,
+             const char *sha256)
+{
+    j->stage = JOB_OVER;
+    json_decref(j->finished);
+    j->finished =
+        json_pack("{s:s,s:s,s:s,s:s,s:i,s:s}", "type", "finished", "state", state, "reason", reason,
+                  "message", message, "epochs", epochs, "sha256", sha256);
+    log_info("finished: state=%s reason=%s epochs=%d sha256=%s %s", state, reason, epochs, sha256,
+             message);
+    hub_tell(j->host.hub, json_incref(j->finished));
+}
+
+static task *layout_task(job *j, task_kind kind)
+{
+    task *t = task_new(j->keeper, kind);
+    if (t && j->layout)
+        t->layout = strdup(j->layout);
+    return t;
+}
+
+static void post_init(job *j, const round_action *a)
+{
+    j->init_incarnation = a->incarnation;
+    j->init_slot = a->slot;
+    job_post(j, layout_task(j, TASK_CREATE));
+}
+
+static void post_load(job *j)
+{
+    task *t = layout_task(j, TASK_LOAD);
+    if (t)
+        snprintf(t->init, sizeof t->init, "%s", j->spec.request.init);
+    job_post(j, t);
+}
+
+void job_post_initial(job *j, int incarnation)
+{
+    task *t = task_new(j->keeper, TASK_INITIAL);
+    if (t) {
+        t->incarnation = incarnation;
+        snprintf(t->init, sizeof t->init, "%s", j->spec.request.init);
+        snprintf(t->without, sizeof t->without, "%s", j->spec.request.init_without);
+        json_t *element = json_pack("{s:i,s:i,s:i,s:[]}", "epoch", KEEPER_INIT_EPOCH, "round", 0,
+                                    "version", 0, "parts");
+        t->ledger = json_dumps(element, JSON_COMPACT);
+        json_decref(element);
+    }
+    if (t && !t->ledger) {
+        task_free(t);
+        t = NULL;
+    }
+    job_post(j, t);
+}
+
+void job_post_merge(job *j, const round_merge *merge, int one)
+{
+    task *t = task_new(j->keeper, TASK_MERGE);
+    if (t) {
+        t->merge = *merge;
+        t->merge.as_one = one >= 0;
+        t->incarnation = one;
+        t->rows = calloc(merge->count + 1, sizeof *t->rows);
+        t->ledger = ledger_text(merge);
+        if (t->rows)
+            memcpy(t->rows, merge->rows, merge->count * sizeof *t->rows);
+        t->merge.rows = t->rows;
+    }
+    if (t && (!t->rows || !t->ledger)) {
+        task_free(t);
+        t = NULL;
+    }
+    job_post(j, t);
+}
+
+static checkpoint_info info_of(const job *j, int epochs, int parallelism, const char *state)
+{
+    checkpoint_info info = {
+        .epochs = epochs, .seed = j->spec.request.seed, .parallelism = parallelism};
+    snprintf(info.state, sizeof info.state, "%s", state);
+    return info;
+}
+
+static void post_commit(job *j, const round_epoch *r)
+{
+    err e = ERR_INIT;
+    task *t = task_new(j->keeper, TASK_COMMIT);
+    if (history_epochs(j->history) <= r->epoch && add_to_history(j, r, &e))
+        log_error("%s", e.message);
+    history_lost(j->history, round_losses(j->machine));
+    if (t) {
+        t->info = info_of(j, r->epoch + 1, r->parallelism, "running");
+        t->record = history_json(j->history);
+    }
+    job_post(j, t);
+}
+
+static void post_put_back(job *j, bool last)
+{
+    task *t = task_new(j->keeper, TASK_PUT_BACK);
+    if (t)
+        t->last = last;
+    job_post(j, t);
+}
+
+void job_post_finish(job *j)
+{
+    task *t = task_new(j->keeper, TASK_FINISH);
+    if (t) {
+        t->info = j->final;
+        t->keep_model = j->keep_model;
+        t->record = history_json(j->history);
+    }
+    j->retry_due_ms = INT64_MAX;
+    job_post(j, t);
+}
+
+static void finish(job *j, const round_action *a)
+{
+    const char *state = round_state_name(a->state);
+    history_state(j->history, state, a->reason, a->message, "");
+    history_lost(j->history, round_losses(j->machine));
+    if (a->superseded) {
+        job_end(j, state, a->reason, a->message, a->epochs, "");
+        return;
+    }
+    j->stage = JOB_FINISHING;
+    j->give_up_ms = clock_deadline_ms(JOB_GIVE_UP_MS);
+    j->final = info_of(j, a->epochs, a->parallelism, state);
+    j->keep_model = a->state != ROUND_FAILED_STATE;
+    /* What belongs to an unfinished epoch is no part of the history. */
+    history_cut(j->history, a->epochs);
+    j->told_epochs = a->epochs < j->told_epochs ? a->epochs : j->told_epochs;
+    json_t *open = a->state == ROUND_SUSPENDED ? job_open_json(j, a->epochs) : NULL;
+    if (open) /* else the one that it was resumed with, if there is no checkpoint after it */
+        history_open(j->history, open);
+    job_post_finish(j);
+}
+
+void job_perform(job *j, const round_action *a, conn *only)
+{
+    if (a->type == ROUND_TRAIN || a->type == ROUND_MERGE || a->type == ROUND_PHASE) {
+        /* Between an epoch's last round and the next epoch there is no round. */
+        bool within = a->type != ROUND_PHASE || strcmp(a->phase, "training") == 0 ||
+                      strcmp(a->phase, "merging") == 0;
+        j->epoch = a->epoch;
+        j->round = within ? a->round : -1;
+    }
+    log_context(j->spec.id, j->epoch, j->round);
+    log_debug("%s function=%d incarnation=%d", round_action_name(a->type), a->function,
+              a->incarnation);
+    conn *c;
+    switch (a->type) {
+    case ROUND_NEED:
+        tell(j, only,
+             json_pack("{s:s,s:i,s:i,s:s}", "type", "need", "function", a->function, "incarnation",
+                       a->incarnation, "reason", a->reason));
+        break;
+    case ROUND_RELEASE:
+        tell(j, only,
+             json_pack("{s:s,s:i,s:i,s:s*}", "type", "release", "function", a->function,
+                       "incarnation", a->incarnation, "message",
+                       a->message[0] ? a->message : NULL));
+        if (a->message[0])
+            log_warn("goes on without: %s", a->message);
+        break;
+    case ROUND_WELCOME:
+        welcome(j, a);
+        break;
+    case ROUND_REFUSE:
+        if ((c = j->current ? j->current : member_conn(j, a)))
+            job_reply_refused(j, c, a->code, a->message);
+        break;
+    case ROUND_CLOSE:
+        if ((c = member_conn(j, a)))
+            hub_drop(j->host.hub, c);
+        break;
+    case ROUND_INIT:
+        post_init(j, a);
+        break;
+    case ROUND_LOAD:
+        post_load(j);
+        break;
+    case ROUND_TRAIN:
+        send_train(j, a);
+        break;
+    case ROUND_VALIDATE:
+        send_validate(j, a);
+        break;
+    case ROUND_MERGE:
+        if (!job_device_merge(j, &a->merge))
+            job_post_merge(j, &a->merge, a->merge.as_one ? a->merge.rows[0].incarnation : -1);
+        break;
+    case ROUND_COMMIT:
+        post_commit(j, &a->record);
+        break;
+    case ROUND_PUT_BACK:
+        job_device_put_back(j);
+        j->init_incarnation = -1; /* what is on its way of an earlier INIT went with Redis */
+        post_put_back(j, a->last);
+        break;
+    case ROUND_PHASE:
+        tell(j, only,
+             json_pack("{s:s,s:s,s:i,s:i}", "type", "phase", "phase", a->phase, "epoch", a->epoch,
+                       "round", a->round));
+        break;
+    case ROUND_EPOCH:
+        job_tell_epoch(j, only, a->record.epoch);
+        if (!only)
+            log_epoch(j, a->record.epoch);
+        j->told_epochs = only ? j->told_epochs : a->record.epoch + 1;
+        break;
+    case ROUND_ASK:
+        tell(j, only,
+             json_pack("{s:s,s:i,s:i,s:f}", "type", "ask", "epoch", a->epoch, "parallelism",
+                       a->parallelism, "seconds", a->seconds));
+        break;
+    case ROUND_CONDITION:
+        job_tell_condition(j, only, a->name, a->status, a->reason, a->message);
+        break;
+    case ROUND_HALT:
+        send_to(j, a, json_pack("{s:s}", "type", "stop"));
+        break;
+    case ROUND_FINISHED:
+        finish(j, a);
+        break;
+    }
+}
+
+void job_step(job *j, round_event event)
+{
+    const round_action *actions;
+    event.now_ms = clock_monotonic_ms();
+    size_t count = round_step(j->machine, &event, &actions);
+    for (size_t i = 0; i < count; i++)
+        job_perform(j, &actions[i], NULL);
+    send_gathered(j);
+    job_device_settle(j);
+}
