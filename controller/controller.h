@@ -3,16 +3,16 @@
  * kubeml-controller.c  options, start, signals, end
  * rest*.c              the API: one file a resource; handlers run in HTTP workers
  * registry.c           functions: versions by digest, compiled once
- * refusal.c            what did not compile, for who asks later
+ * build_failure.c            what did not compile, for who asks later
  * code_blob.c          objects and sources that nobody names any more
- * owner.c              the one thread that owns jobs, pods and connections to them
+ * job_manager.c              the one thread that owns jobs, pods and connections to them
  * pool*.c              pods and the pool of warm ones, in the owner's thread
  * store_watch.c        whether the store answers
  * sweeper.c            what dead writers left in it
  * cluster*.c           how pods are started and watched
  * leader.c, forward.c  several controllers: one leads, the others hand on to it
  *
- * Handlers work against the store by themselves and ask the owner (owner_run) for whatever is about
+ * Handlers work against the store by themselves and ask the owner (job_manager_run) for whatever is about
  * jobs and pods. */
 #ifndef KUBEML_CONTROLLER_H
 #define KUBEML_CONTROLLER_H
@@ -67,7 +67,7 @@ typedef struct controller_config {
     char pool_token_file[PATH_MAX / 4]; /* what warm pods know; "": made in HOME/run */
 } controller_config;
 
-typedef struct owner owner;
+typedef struct job_manager job_manager;
 typedef struct infer infer;
 typedef struct store_watch store_watch;
 typedef struct sweeper sweeper;
@@ -87,7 +87,7 @@ typedef struct controller {
     controller_config config;
     store *store;
     store_watch *watch;
-    owner *owner;
+    job_manager *job_manager;
     infer *infer;
     http_server *http;
     builder_config builder;
@@ -130,7 +130,7 @@ typedef struct registry_upload {
     const char *model; /* of the zoo, instead of files; with its options as zoo.h's text */
 } registry_upload;
 /* Compiles and stores; `update`: a new version of an existing one, otherwise ERR_EXISTS. A compile
- * error is kept (refusal.h). *out is a new reference, and so is *said, what the compiler said where
+ * error is kept (build_failure.h). *out is a new reference, and so is *said, what the compiler said where
  * it was called, well or not: members for an answer. */
 int registry_put(controller *c, const char *name, const registry_upload *u, bool update,
                  json_t **out, json_t **said, err *e);
@@ -149,13 +149,13 @@ int zoo_check(controller *c, const char *model, err *e);
 /* Its network for that data set's samples. ERR_UNSUPPORTED names the layer that does not take
  * them. */
 struct dataset_info;
-int zoo_fits(controller *c, const char *model, const struct dataset_info *data,
+int zoo_shape_check(controller *c, const char *model, const struct dataset_info *data,
              err *e);
 
-/* fit.c: uploaded code's network for that data set's samples and labels. ERR_UNSUPPORTED names the
+/* code_shape_check.c: uploaded code's network for that data set's samples and labels. ERR_UNSUPPORTED names the
  * layer or the label; what cannot be known now is logged, and shows when the job starts. May take
  * seconds. */
-int code_fits(controller *c, const json_t *function, const struct dataset_info *data, err *e);
+int code_shape_check(controller *c, const json_t *function, const struct dataset_info *data, err *e);
 
 /* helpers of the handlers, rest.c */
 void controller_random_id(char *out, size_t bytes); /* hex digits */

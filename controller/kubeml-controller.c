@@ -33,9 +33,9 @@
 #include "common/base/fs.h"
 #include "controller/api/forward.h"
 #include "controller/kube/kube_end.h"
-#include "controller/operator/kube_mirror.h"
+#include "controller/operator/operator_start.h"
 #include "common/base/log.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
 #include "controller/ha/store_watch.h"
 #include "sweeper.h"
 
@@ -49,7 +49,7 @@ enum {
 
 typedef struct program {
     controller controller;
-    kube_mirror *mirror; /* NULL but on Kubernetes */
+    operator *mirror; /* NULL but on Kubernetes */
     sweeper *sweeper;
     kube_config lease_access;
     controller_options options;
@@ -143,7 +143,7 @@ static int start_leader(program *p, err *e)
         snprintf(me, sizeof me, "%s-%d", host, (int)getpid());
     snprintf(address, sizeof address, strchr(ip, ':') ? "http://[%s]:%u" : "http://%s:%u", ip,
              http_server_port(c->http));
-    if (kube_mirror_access(c, &p->lease_access, e))
+    if (operator_access(c, &p->lease_access, e))
         return -1;
     leader *l = NULL;
     if (leader_start(&p->lease_access, p->options.lease_name, me, address, wake_main, NULL, &l, e))
@@ -156,11 +156,11 @@ static int start_leader(program *p, err *e)
 static int lead(program *p, err *e)
 {
     controller *c = &p->controller;
-    if (owner_start(c, &c->owner, e))
+    if (job_manager_start(c, &c->job_manager, e))
         return -1;
     atomic_store(&c->leads, true);
     if (strcmp(c->config.cluster, "kubernetes") == 0)
-        p->mirror = kube_mirror_start(c);
+        p->mirror = operator_start(c);
     log_info("leads");
     return 0;
 }
@@ -263,8 +263,8 @@ static void print_config(const controller_config *c, const char *url)
         HTTP_URI_BYTES_MAX, HTTP_JSON_BYTES_MAX, HTTP_JSON_DEPTH_MAX, CONTROLLER_CODE_BYTES_MAX,
         REQUEST_INFER_BYTES_MAX, HTTP_BODIES_BYTES_MAX,
         (unsigned long long)CONTROLLER_UPLOAD_BYTES_MAX,
-        (unsigned long long)CONTROLLER_MODEL_BYTES_MAX, OWNER_FOLLOWERS_MAX, OWNER_SERVERS_MAX,
-        CONTROLLER_LOG_BYTES_MAX, OWNER_LOGS_HELD_MAX);
+        (unsigned long long)CONTROLLER_MODEL_BYTES_MAX, JOB_MANAGER_FOLLOWERS_MAX, JOB_MANAGER_SERVERS_MAX,
+        CONTROLLER_LOG_BYTES_MAX, JOB_MANAGER_LOGS_HELD_MAX);
 }
 
 static int announce(program *p, err *e)
@@ -367,22 +367,22 @@ static void remove_announced(const program *p)
 static void stop(program *p, int status)
 {
     controller *c = &p->controller;
-    kube_mirror_stop(p->mirror);
+    operator_stop(p->mirror);
     store_watch_stop(c->watch); /* it asks the owner */
     sweeper_stop(p->sweeper);
     if (!http_server_stop(c->http, STOP_REQUESTS_MS)) {
         /* Handlers that are still at work stand on all that follows: nothing is given back but to
          * others. */
-        owner_leave(c->owner);
+        job_manager_leave(c->job_manager);
         leader_release(c->leader);
         remove_announced(p);
         _exit(status);
     }
     forward_drain();
-    owner *o = c->owner;
-    c->owner = NULL;
+    job_manager *o = c->job_manager;
+    c->job_manager = NULL;
     infer_close(c->infer);
-    owner_stop(o, true);
+    job_manager_stop(o, true);
     leader_stop(atomic_exchange(&c->leader, NULL));
     kube_config_free(&p->lease_access);
     remove_announced(p);
@@ -414,7 +414,7 @@ static int wait_for_end(program *p, const sigset_t *signals, err *e)
         }
         /* Whatever has woken us: what was won may have run out before we heard of it, and be
          * renewed since. */
-        if (c->leader && leader_is_us(c->leader) && !c->owner && lead(p, e))
+        if (c->leader && leader_is_us(c->leader) && !c->job_manager && lead(p, e))
             return -1;
         if (controller_may_act(c))
             infer_reap(c->infer);

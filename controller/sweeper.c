@@ -11,7 +11,7 @@
 #include "controller/functions/code_blob.h"
 #include "controller/functions/upload.h"
 #include "controller/ha/store_watch.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
 
 struct sweeper {
     controller *controller;
@@ -54,10 +54,10 @@ static int sweep_uploads(controller *c, err *e)
     if (upload_find_left(c->store, clock_wall_ms(), &left, e))
         return -1;
     json_object_foreach (left, id, ignored) {
-        if (owner_hold(c->owner, id, e))
+        if (job_delete_hold(c->job_manager, id, e))
             return -1;
         int status = upload_drop(c->store, id, e);
-        owner_let_go(c->owner, id);
+        job_delete_let_go(c->job_manager, id);
         if (status)
             return -1;
     }

@@ -6,9 +6,9 @@
  *     kubeml-function zoo [MODEL [SHAPE]]  (the models there are, or what is wrong with this one's
  *                                  text, or for samples of that shape, [channels, height, width,
  *                                  outputs], as JSON; kubeml-controller asks)
- *     kubeml-function fit OBJECT DATASET   (fit.h; kubeml-builder and kubeml-controller ask)
+ *     kubeml-function fit OBJECT DATASET   (shape_check_run.h; kubeml-builder and kubeml-controller ask)
  *
- * Exit status: 0 told to end, 75 (ending.h) failed, 2 wrong usage. A process that ran user code
+ * Exit status: 0 told to end, 75 (exit_cause.h) failed, 2 wrong usage. A process that ran user code
  * ends; it is never made warm again. */
 #include <signal.h>
 #include <stdio.h>
@@ -24,10 +24,10 @@
 #include "common/base/log.h"
 #include "common/base/parallel.h"
 #include "common/base/version.h"
-#include "common/contract/ending.h"
+#include "common/contract/exit_cause.h"
 #include "function-runtime/base/crash.h"
 #include "function-runtime/base/function_gpu.h"
-#include "function-runtime/fit/fit.h"
+#include "function-runtime/shape_check/shape_check_run.h"
 #include "function-runtime/member/member.h"
 #include "function-runtime/member/warm.h"
 #include "function-runtime/model/transform.h"
@@ -61,7 +61,7 @@ static int be_member(const json_t *order, wire *w, err *e)
         log_error("%s: %s", reason, e->message);
     else
         log_info("specialised in %.1f ms", (double)(clock_monotonic_ns() - began_ns) * 1e-6);
-    cleanup_free char *learned = rc == 0 ? member_learned(m) : NULL;
+    cleanup_free char *learned = rc == 0 ? member_autotune_dump(m) : NULL;
     if (learned)
         log_info("what was measured on the GPU is told for those that come after");
     if (tell(w, rc == 0 ? NULL : reason, rc == 0 ? member_averaging(m) : NULL, learned,
@@ -193,7 +193,7 @@ int main(int argc, char **argv)
     if ((argc == 3 || argc == 4) && strcmp(argv[1], "zoo") == 0)
         return check_zoo(argv[2], argv[3]);
     if (argc == 4 && strcmp(argv[1], "fit") == 0)
-        return fit_command(argv[2], argv[3]);
+        return shape_check_command(argv[2], argv[3]);
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
         printf("kubeml-function %s\n", KUBEML_VERSION);
         return 0;
@@ -209,5 +209,5 @@ int main(int argc, char **argv)
     if (listen_and_work(argv[2], &e) == 0)
         return 0;
     log_error("%s", e.message);
-    return ENDING_GAVE_UP;
+    return EXIT_CAUSE_GAVE_UP;
 }

@@ -49,14 +49,14 @@ SRC_cuda_host:= $(filter-out kernels/cuda/driver_%,$(SRC_cuda))
 # What the engine needs of the rest: the kernels' own tree and a few small files.
 CUDA_COMMON  := $(addprefix common/base/,err.c text.c parallel.c rng.c)
 
-# Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_known.c).
+# Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_autotune.c).
 CUDA_VERSION := $(BUILD)/cuda_kernels_version.h
 $(CUDA_VERSION): FORCE
 	@mkdir -p $(@D)
 	@version="#define CUDA_KERNELS_VERSION \"$$(cat $(SRC_cu) $(sort $(wildcard kernels/cuda/*.cuh)) | cksum | cut -d' ' -f1)\""; \
 	    echo "$$version" | cmp -s - $@ || echo "$$version" >$@
-EXTRA_kernels_cuda_cuda_known := -I$(BUILD)
-$(BUILD)/obj/kernels/cuda/cuda_known.o: $(CUDA_VERSION)
+EXTRA_kernels_cuda_cuda_autotune := -I$(BUILD)
+$(BUILD)/obj/kernels/cuda/cuda_autotune.o: $(CUDA_VERSION)
 
 # An engine that has been built of these sources stays where a later call finds no toolkit and was not told CUDA=0: `sudo make install`
 # has neither CUDA_HOME nor the PATH that it was built with.

@@ -14,7 +14,7 @@
 typedef enum rng_use {
     RNG_INIT = 1,    /* weights */
     RNG_UPLOAD,      /* order of the samples in a data set */
-    RNG_DEAL,        /* chunks to functions */
+    RNG_SHARD_PLAN,        /* chunks to functions */
     RNG_SHUFFLE,     /* samples within a share */
     RNG_AUGMENT,     /* flips and crops */
     RNG_DROPOUT,

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "left_out.h"
+#include "tensor_filter.h"
 
 typedef enum field_kind { FIELD_NAME, FIELD_PATH, FIELD_INT, FIELD_REAL, FIELD_BOOL, FIELD_WORD,
                           FIELD_SEED, FIELD_IGNORED, FIELD_OPTIONS, FIELD_MODE, FIELD_GPU,
@@ -223,7 +223,7 @@ static int read_tensors(const char *where, const json_t *v, char out[REQUEST_TEN
         if (!name_byte(text[i], false) && text[i] != ',')
             return err_set(e, ERR_INVALID, "%s: only letters, digits, '-', '_', '.' and ','",
                            where);
-    if (len && left_out_check(text, e) != 0)
+    if (len && tensor_filter_check(text, e) != 0)
         return err_wrap(e, "%s", where);
     memcpy(out, text, len + 1);
     return 0;

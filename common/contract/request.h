@@ -47,7 +47,7 @@ typedef struct request {
     char function_name[REQUEST_NAME_BYTES];
     char dataset[REQUEST_NAME_BYTES];
     char init[REQUEST_NAME_BYTES]; /* id of the job or blob whose model is version 0; "": fresh */
-    /* tensors that are drawn all the same (left_out.h); "": none. Only with init */
+    /* tensors that are drawn all the same (tensor_filter.h); "": none. Only with init */
     char init_without[REQUEST_TENSORS_BYTES];
     int epochs, batch_size;
     double lr;

@@ -13,7 +13,7 @@ static const modelstore_ops *const table[] = {&modelstore_database, &modelstore_
 
 /* ---- access --------------------------------------------------------------------------------- */
 
-#define ACCESS_FIELDS(X) X(kind) X(address) X(user) X(password) X(job) X(carrier) X(segment_dir)
+#define ACCESS_FIELDS(X) X(kind) X(address) X(user) X(password) X(job) X(tensor_path) X(segment_dir)
 
 json_t *modelstore_access_json(const modelstore_access *a)
 {

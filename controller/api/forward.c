@@ -210,11 +210,11 @@ static void answer_stream(hop *h, http_request *r)
     err e = ERR_INIT;
     if (!count_stream(1)) {
         err_set(&e, ERR_UNAVAILABLE, "%d streams are open already", FORWARD_STREAMS_MAX);
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         hop_free(h);
         return;
     }
-    h->stream = http_answer_stream(r, h->type);
+    h->stream = http_response_stream(r, h->type);
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -334,7 +334,7 @@ static void answer_lost(const hop *h, http_request *r, CURLcode result)
     else
         err_set(&e, ERR_TIMEOUT,
                 "the leading controller was lost before it answered: look whether it was done");
-    http_answer_error(r, &e);
+    http_response_error(r, &e);
 }
 
 static ssize_t read_answer(void *source, void *out, size_t max)
@@ -355,10 +355,10 @@ static void answer_whole(hop *h, http_request *r)
         http_add_header(r, "Link", h->link);
     if (h->held && h->status == 200) {
         hang_up(h);
-        http_answer_source(r, h->type, h->body.len, read_answer, hop_free, h);
+        http_response_source(r, h->type, h->body.len, read_answer, hop_free, h);
         return;
     }
-    http_answer_bytes(r, (unsigned)h->status, h->type, h->body.len ? h->body.bytes : "",
+    http_response_bytes(r, (unsigned)h->status, h->type, h->body.len ? h->body.bytes : "",
                       h->body.len);
     hop_free(h);
 }
@@ -373,7 +373,7 @@ static void forward(controller *c, const char *where, http_request *r)
         http_leave_uncounted(r);
     if (!h) {
         err_set(&e, ERR_NOMEM, "no memory to hand the request on");
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     if (!answered) {
@@ -403,7 +403,7 @@ bool forward_divert(void *context, http_request *r)
     else
         forward(c, where, r);
     if (e.code != ERR_NONE)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     atomic_fetch_sub(&waiting, 1);
     return true;
 }

@@ -2,7 +2,7 @@
  *
  * A runtime of the pool gets the model and its code (`serve`) and from then on belongs to that
  * model. A handler takes an idle one or makes one, talks to it over its connection, and puts it
- * back; two requests for a model run beside each other in two runtimes, up to OWNER_SERVERS_MAX of
+ * back; two requests for a model run beside each other in two runtimes, up to JOB_MANAGER_SERVERS_MAX of
  * all. No more requests than that are at work, the others wait as the bytes they came in: as JSON
  * they are many times as large. So large ones are at work one after the other, and so are answers:
  * of these a runtime, where anybody's code runs, gets no more room than its model's outputs need.
@@ -22,7 +22,7 @@
 #include "common/net/wire.h"
 #include "common/store/model_blob.h"
 #include "controller/ha/store_watch.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
 #include "forward.h"
 #include "function-runtime/serve/serve.h"
 #include "kernels/engine.h"
@@ -96,8 +96,8 @@ static void unlist(infer *i, server *gone)
 static void end(infer *i, server *s)
 {
     wire_close(s->wire);
-    if (s->pod[0] && i->controller->owner)
-        owner_release_function(i->controller->owner, s->pod);
+    if (s->pod[0] && i->controller->job_manager)
+        job_manager_release_function(i->controller->job_manager, s->pod);
     free(s);
 }
 
@@ -118,7 +118,7 @@ void infer_close(infer *i)
 
 void infer_reap(infer *i)
 {
-    int64_t before = clock_monotonic_ms() - OWNER_SERVER_IDLE_MS;
+    int64_t before = clock_monotonic_ms() - JOB_MANAGER_SERVER_IDLE_MS;
     for (;;) {
         pthread_mutex_lock(&i->lock);
         server *s = i->servers;
@@ -163,7 +163,7 @@ static int find_model(controller *c, const char *id, char name[STORE_KEY_BYTES],
     err why = ERR_INIT;
     if (model_blob_find(c->store, id, name, &why) == 0)
         return 0;
-    if (why.code == ERR_NOT_FOUND && owner_trains(c->owner, id))
+    if (why.code == ERR_NOT_FOUND && job_query_trains(c->job_manager, id))
         return still_runs(id, e);
     if (why.code == ERR_NOT_FOUND) { /* unless it has ended between the two */
         err_clear(&why);
@@ -192,7 +192,7 @@ static int open_material(controller *c, const char *id, material *m, err *e)
                    : -1;
     }
     /* what it had ended with may still be there, and of one that began anew its checkpoints */
-    if (!jobs_record_ended(m->record) && owner_trains(c->owner, id))
+    if (!jobs_record_ended(m->record) && job_query_trains(c->job_manager, id))
         return still_runs(id, e);
     /* The SHA-256 is the final model's; the next checkpoint has another name. */
     const char *sha = json_string_value(json_object_get(m->record, "sha256")),
@@ -243,7 +243,7 @@ static int load(infer *i, server *s, const material *m, err *e)
 {
     cleanup_json json_t *answer = NULL;
     const json_t *function = json_object_get(m->record, "function");
-    if (owner_take_function(i->controller->owner, clock_deadline_ms(TAKE_MS), &s->wire, s->pod, e))
+    if (job_manager_take_function(i->controller->job_manager, clock_deadline_ms(TAKE_MS), &s->wire, s->pod, e))
         return -1;
     store *st = i->controller->store;
     char locator[STORE_LOCATOR_BYTES] = "";
@@ -276,7 +276,7 @@ static bool fits(size_t used, size_t bytes)
 
 static bool question_fits(const infer *i, size_t bytes)
 {
-    return i->asking < OWNER_SERVERS_MAX && fits(i->questions_bytes, bytes);
+    return i->asking < JOB_MANAGER_SERVERS_MAX && fits(i->questions_bytes, bytes);
 }
 
 static bool answer_fits(const infer *i, size_t bytes)
@@ -308,14 +308,14 @@ static int enter(infer *i, visit *v, err *e)
 {
     pthread_mutex_lock(&i->lock);
     bool in = wait_in_line(i, &i->entering, v, v->question_bytes, question_fits),
-         busy = i->asking == OWNER_SERVERS_MAX;
+         busy = i->asking == JOB_MANAGER_SERVERS_MAX;
     i->asking += in;
     i->questions_bytes += in ? v->question_bytes : 0;
     pthread_mutex_unlock(&i->lock);
     if (in)
         return 0;
     return busy ? err_set(e, ERR_UNAVAILABLE, "all %d runtimes for inference are busy",
-                          OWNER_SERVERS_MAX)
+                          JOB_MANAGER_SERVERS_MAX)
                 : err_set(e, ERR_UNAVAILABLE,
                           "other questions take all memory that there is for them: ask with fewer "
                           "samples, or later");
@@ -360,7 +360,7 @@ static int reserve(infer *i, const char *id, const char *version, server **out, 
         }
         if (*out)
             break;
-        if (i->count < OWNER_SERVERS_MAX) {
+        if (i->count < JOB_MANAGER_SERVERS_MAX) {
             *out = calloc(1, sizeof **out);
             if (!*out)
                 break;
@@ -398,7 +398,7 @@ static void unload(infer *i, server *s)
 {
     wire_close(s->wire);
     s->wire = NULL;
-    owner_release_function(i->controller->owner, s->pod);
+    job_manager_release_function(i->controller->job_manager, s->pod);
     s->pod[0] = '\0';
 }
 
@@ -468,9 +468,9 @@ static void answer(http_request *r, infer *i, visit *v)
             err_set(&e, ERR_INVALID, "data must be a list of at least one sample");
     }
     if (e.code != ERR_NONE || ask(i, v, json_string_value(id), data, &told, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, json_incref(json_object_get(told, "data")));
+        http_response_json(r, 200, json_incref(json_object_get(told, "data")));
 }
 
 void rest_infer(http_request *r, void *context)
@@ -483,7 +483,7 @@ void rest_infer(http_request *r, void *context)
     /* what is over the limit is refused before it is parsed */
     visit v = {.question_bytes = bytes > most ? 0 : counted(bytes)};
     if (enter(c->infer, &v, &e)) {
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     answer(r, c->infer, &v);

@@ -7,7 +7,7 @@
 #include "common/dataset/ingest.h"
 #include "common/net/multipart.h"
 #include "controller/controller.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
 
 /* {"name", "train_set_size", "test_set_size"} is the first KubeML's. */
 static json_t *dataset_json(const dataset_info *d)
@@ -53,11 +53,11 @@ static void answer_or_no_memory(http_request *r, json_t *body)
 {
     err e = ERR_INIT;
     if (body) {
-        http_answer_json(r, 200, body);
+        http_response_json(r, 200, body);
         return;
     }
     err_set(&e, ERR_NOMEM, "no memory for the answer");
-    http_answer_error(r, &e);
+    http_response_error(r, &e);
 }
 
 static json_t *show_dataset(void *context, const char *key, json_t *record)
@@ -84,7 +84,7 @@ void rest_dataset_get(http_request *r, void *context)
     dataset_info info;
     if (name_check("dataset", http_param(r, "name"), &e) ||
         dataset_find(c->store, http_param(r, "name"), &info, NULL, &e)) {
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     json_t *out = dataset_details_json(&info);
@@ -174,7 +174,7 @@ void rest_dataset_create(http_request *r, void *context)
     err e = ERR_INIT;
     char note[INGEST_NOTE_BYTES];
     if (upload(context, r, note, &e)) {
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     json_t *out = json_object();
@@ -190,8 +190,8 @@ void rest_dataset_delete(http_request *r, void *context)
     controller *c = context;
     const char *name = http_param(r, "name");
     err e = ERR_INIT;
-    if (name_check("dataset", name, &e) || owner_delete_dataset(c->owner, name, &e)) {
-        http_answer_error(r, &e);
+    if (name_check("dataset", name, &e) || job_delete_dataset(c->job_manager, name, &e)) {
+        http_response_error(r, &e);
         return;
     }
     json_t *out = json_object();

@@ -18,9 +18,9 @@ void rest_function_get(http_request *r, void *context)
     err e = ERR_INIT;
     json_t *record = NULL;
     if (registry_get(context, http_param(r, "name"), &record, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, record);
+        http_response_json(r, 200, record);
 }
 
 void rest_function_explain(http_request *r, void *context)
@@ -28,9 +28,9 @@ void rest_function_explain(http_request *r, void *context)
     err e = ERR_INIT;
     json_t *out = NULL;
     if (registry_explain(context, http_param(r, "name"), &out, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, out);
+        http_response_json(r, 200, out);
 }
 
 /* ---- uploads: {"model": NAME, "stem"?}, {"code": [{"name", "text"}]}, or files in multipart fields "code" ---- */
@@ -220,9 +220,9 @@ static void put(http_request *r, controller *c, bool update)
         code_free(k);
     free(k);
     if (status)
-        http_answer_problem(r, (unsigned)err_http_status(e.code), &e, said);
+        http_response_problem(r, (unsigned)err_http_status(e.code), &e, said);
     else
-        http_answer_json(r, 200, with_warnings(record, said));
+        http_response_json(r, 200, with_warnings(record, said));
 }
 
 void rest_function_create(http_request *r, void *context)
@@ -241,10 +241,10 @@ void rest_function_delete(http_request *r, void *context)
     const char *name = http_param(r, "name");
     err e = ERR_INIT;
     if (registry_delete(c, name, &e)) {
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     json_t *out = json_object();
     json_object_set_new(out, "result", json_sprintf("function %s deleted", name));
-    http_answer_json(r, 200, out);
+    http_response_json(r, 200, out);
 }

@@ -13,7 +13,7 @@
 #include "common/store/model_blob.h"
 #include "controller/controller.h"
 #include "controller/functions/upload.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
 #include "npz_model.h"
 #include "weights_model.h"
 
@@ -43,9 +43,9 @@ void rest_history_get(http_request *r, void *context)
     if (status && e.code == ERR_NOT_FOUND)
         no_history(id, &e);
     if (status)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, record);
+        http_response_json(r, 200, record);
 }
 
 static json_t *deleted(const char *what, const char *id)
@@ -76,13 +76,13 @@ static int delete_history(store *s, const char *id, err *e)
 static int delete_job(controller *c, const char *id, err *e)
 {
     size_t count = 0;
-    if (owner_hold(c->owner, id, e))
+    if (job_delete_hold(c->job_manager, id, e))
         return -1;
     int status = delete_history(c->store, id, e) || upload_delete_model(c->store, id, &count, e) ||
-                         owner_forget(c->owner, id, e)
+                         job_delete_forget(c->job_manager, id, e)
                      ? -1
                      : 0;
-    owner_let_go(c->owner, id);
+    job_delete_let_go(c->job_manager, id);
     return status;
 }
 
@@ -91,9 +91,9 @@ void rest_history_delete(http_request *r, void *context)
     const char *id = http_param(r, "id");
     err e = ERR_INIT;
     if (name_check("job", id, NULL) ? no_history(id, &e) : delete_job(context, id, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, deleted("history", id));
+        http_response_json(r, 200, deleted("history", id));
 }
 
 typedef struct pruned {
@@ -151,9 +151,9 @@ void rest_history_prune(http_request *r, void *context)
         store_page_free(&page);
     }
     if (status)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, pruned_json(&p));
+        http_response_json(r, 200, pruned_json(&p));
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */
@@ -202,11 +202,11 @@ static void send_checkpoint(http_request *r, blob *b)
     if (!m) {
         blob_close(b);
         err_set(&e, ERR_NOMEM, "no memory for the model");
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     m->blob = b;
-    http_answer_source(r, "application/octet-stream", blob_size(b), model_read, model_close, m);
+    http_response_source(r, "application/octet-stream", blob_size(b), model_read, model_close, m);
 }
 
 static void send_written(http_request *r, controller *c, blob *b,
@@ -218,9 +218,9 @@ static void send_written(http_request *r, controller *c, blob *b,
     int status = write(b, store_scratch_dir(c->store), &fd, &len, &e);
     blob_close(b);
     if (status)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_file(r, "application/octet-stream", fd, len);
+        http_response_file(r, "application/octet-stream", fd, len);
 }
 
 void rest_model_get(http_request *r, void *context)
@@ -235,7 +235,7 @@ void rest_model_get(http_request *r, void *context)
     if (format && !npz && !checkpoint && strcmp(format, "safetensors") != 0)
         err_set(&e, ERR_INVALID, "format must be safetensors or npz, or checkpoint");
     if (e.code != ERR_NONE || open_model(c->store, id, &b, &e)) {
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     snprintf(disposition, sizeof disposition, "attachment; filename=\"%.60s.%s\"", id,
@@ -255,18 +255,18 @@ void rest_model_delete(http_request *r, void *context)
     const char *id = http_param(r, "id");
     size_t count = 0;
     err e = ERR_INIT;
-    int status = name_check("job", id, NULL) ? no_model(id, &e) : owner_hold(c->owner, id, &e);
+    int status = name_check("job", id, NULL) ? no_model(id, &e) : job_delete_hold(c->job_manager, id, &e);
     if (status == 0) {
         failpoint("controller.delete-model");
         status = upload_delete_model(c->store, id, &count, &e);
-        owner_let_go(c->owner, id);
+        job_delete_let_go(c->job_manager, id);
     }
     if (status == 0 && count == 0)
         status = no_model(id, &e);
     if (status)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, deleted("model", id));
+        http_response_json(r, 200, deleted("model", id));
 }
 
 /* ---- upload: one safetensors file in the multipart field "model" ----------------------------- */
@@ -340,7 +340,7 @@ void rest_model_create(http_request *r, void *context)
     else
         status = blob_commit(to, &e) || check_model(c->store, name, &e) ? -1 : 0;
     if (status)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, json_pack("{s:s}", "id", id));
+        http_response_json(r, 200, json_pack("{s:s}", "id", id));
 }

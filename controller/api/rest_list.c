@@ -75,7 +75,7 @@ void list_answer(http_request *r, const list_page *p, const char *path, json_t *
                  strchr(path, '?') ? '&' : '?', p->limit, p->after);
         http_add_header(r, "Link", link);
     }
-    http_answer_json(r, 200, out);
+    http_response_json(r, 200, out);
 }
 
 void rest_list(http_request *r, const controller *c, const char *path, const char *collection,
@@ -92,5 +92,5 @@ void rest_list(http_request *r, const controller *c, const char *path, const cha
         return;
     }
     json_decref(out);
-    http_answer_error(r, &e);
+    http_response_error(r, &e);
 }

@@ -66,7 +66,7 @@ typedef struct pod {
     int exit_status, signal;             /* -1 and 0 where unknown (an adopted process) */
     /* no `stop` brought it about; false where that is not known */
     bool by_itself;
-    char reason[32];                     /* ending.h's, "OutOfMemory", "Pending..." */
+    char reason[32];                     /* exit_cause.h's, "OutOfMemory", "Pending..." */
     char message[CLUSTER_MESSAGE_BYTES]; /* in words, with evidence */
 } pod;
 

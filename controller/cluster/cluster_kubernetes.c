@@ -14,7 +14,7 @@
 #include "common/base/json_read.h"
 #include "common/base/log.h"
 #include "controller/kube/kube_trainjob.h"
-#include "kube_beside.h"
+#include "companion_objects.h"
 
 /* ---- the list; all of it with the lock held -------------------------------------------------- */
 
@@ -389,7 +389,7 @@ static const json_t *owner_of_job(kube *k, const char *job, int64_t deadline_ms)
     }
     k->job_owner = owner_in(list);
     snprintf(k->job_known, sizeof k->job_known, "%s", job);
-    k->job_known_ms = clock_deadline_ms(OWNER_KNOWN_MS);
+    k->job_known_ms = clock_deadline_ms(JOB_MANAGER_KNOWN_MS);
     return k->job_owner;
 }
 
@@ -434,9 +434,9 @@ static bool living_uid(kube *k, const char *name, char uid[KUBE_UID_BYTES])
     return living;
 }
 
-static kube_beside beside_of(kube *k, const char *job, const char *name, const char *uid)
+static companion_objects beside_of(kube *k, const char *job, const char *name, const char *uid)
 {
-    return (kube_beside){.client = k->calls,
+    return (companion_objects){.client = k->calls,
                          .templates = &k->templates,
                          .namespace_name = k->access.namespace_name,
                          .job = job,
@@ -447,7 +447,7 @@ static kube_beside beside_of(kube *k, const char *job, const char *name, const c
 }
 
 /* The worker goes on where the owner's thread has waited long enough. */
-static void hand_over_owed(kube *k, const kube_beside *b)
+static void hand_over_owed(kube *k, const companion_objects *b)
 {
     pthread_mutex_lock(&k->lock);
     if (json_array_size(b->owed) && k->owed_ms == INT64_MAX)
@@ -458,9 +458,9 @@ static void hand_over_owed(kube *k, const kube_beside *b)
     json_decref(b->owed);
 }
 
-static void make_beside(kube *k, const kube_beside *b)
+static void make_beside(kube *k, const companion_objects *b)
 {
-    kube_beside_make(b);
+    companion_objects_make(b);
     pthread_mutex_lock(&k->lock);
     entry *p = find(k, b->ps_pod);
     if (p)
@@ -487,7 +487,7 @@ static int kube_assign(cluster *c, const char *name, const char *job, int functi
     if (relabel(k, name, job, function, incarnation, gpu, e))
         return -1;
     if (function < 0) {
-        kube_beside b = beside_of(k, job, name, uid);
+        companion_objects b = beside_of(k, job, name, uid);
         make_beside(k, &b);
         hand_over_owed(k, &b);
     }
@@ -509,11 +509,11 @@ static void kube_publish(cluster *c, const char *name, const char *job, const js
     char uid[KUBE_UID_BYTES];
     if (!living_uid(k, name, uid))
         return;
-    kube_beside b = beside_of(k, job, name, uid);
+    companion_objects b = beside_of(k, job, name, uid);
     /* Who gave the pod to the job may have died before he made it. */
     if (!has_beside(k, name))
         make_beside(k, &b);
-    kube_beside_publish(&b, access);
+    companion_objects_publish(&b, access);
     hand_over_owed(k, &b);
 }
 
@@ -523,8 +523,8 @@ static void kube_let_meet(cluster *c, const char *name, const char *job)
     char uid[KUBE_UID_BYTES];
     if (!living_uid(k, name, uid))
         return;
-    kube_beside b = beside_of(k, job, name, uid);
-    kube_beside_let_meet(&b);
+    companion_objects b = beside_of(k, job, name, uid);
+    companion_objects_let_meet(&b);
     hand_over_owed(k, &b);
 }
 

@@ -18,7 +18,7 @@
 enum {
     CALL_MS = 5000,
     BESIDE_MS = 1000,      /* that the owner's thread waits for what stands beside a kubeml-ps */
-    OWNER_KNOWN_MS = 1000, /* the pods of a job are given out one after the other */
+    JOB_MANAGER_KNOWN_MS = 1000, /* the pods of a job are given out one after the other */
     LOG_MS = 2000, /* of a pod that is to be deleted: others wait for the worker meanwhile */
     DELETE_AFTER_MS = 100, /* so that the pods in its place are asked for before its log is */
     SLOTS_MS = 10000,
@@ -92,7 +92,7 @@ typedef struct kube {
     suspect suspects[SUSPECTS_MAX];
     int counted;      /* slots on the nodes; 0: not asked for yet */
     int64_t count_ms; /* when the worker counts again */
-    json_t *owed;     /* kube_beside.h's, for the worker */
+    json_t *owed;     /* companion_objects.h's, for the worker */
     int64_t owed_ms;  /* when it tries the first of them; INT64_MAX: there are none */
     kube_backoff owed_backoff;
     bool synced, stopping;

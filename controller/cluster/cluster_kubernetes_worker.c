@@ -11,7 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/json_read.h"
 #include "common/base/log.h"
-#include "kube_beside.h"
+#include "companion_objects.h"
 
 /* A node whose runtime has no such container any more says so in the log's place, with status 200. */
 static bool is_no_log(const buf *text)
@@ -292,9 +292,9 @@ static void make_owed(kube *k)
     int64_t wait_ms = 0;
     cleanup_json json_t *one = json_incref(json_array_get(k->owed, 0));
     json_array_remove(k->owed, 0);
-    bool settled = !kube_lives(k, kube_beside_pod(one));
+    bool settled = !kube_lives(k, companion_objects_pod(one));
     pthread_mutex_unlock(&k->lock);
-    settled = settled || kube_beside_make_owed(k->work, one, clock_deadline_ms(CALL_MS), &wait_ms);
+    settled = settled || companion_objects_make_owed(k->work, one, clock_deadline_ms(CALL_MS), &wait_ms);
     pthread_mutex_lock(&k->lock);
     if (settled) {
         kube_backoff_reset(&k->owed_backoff);

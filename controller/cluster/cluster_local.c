@@ -28,7 +28,7 @@
 #include "common/base/json_read.h"
 #include "common/base/log.h"
 #include "common/base/parallel.h"
-#include "common/contract/ending.h"
+#include "common/contract/exit_cause.h"
 #include "common/contract/nvml.h"
 #include "common/modelstore/redis_program.h"
 
@@ -503,7 +503,7 @@ static void describe(local *l, local_pod *p)
     l->oom_kills = oom;
     const char *reason = for_memory
                              ? "OutOfMemory"
-                             : ending_reason(s->exit_status, s->signal, s->role == POD_FUNCTION);
+                             : exit_cause_reason(s->exit_status, s->signal, s->role == POD_FUNCTION);
     snprintf(s->reason, sizeof s->reason, "%s", reason);
     /* One that was about to end when it was asked has another status than what the asking makes. */
     bool made = s->signal ? s->signal == SIGTERM || (s->signal == SIGKILL && p->killed)

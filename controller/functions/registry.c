@@ -6,7 +6,7 @@
  * "created"}]}. The object is the blob's name, or zoo: and a model (zoo:resnet34,stem=cifar).
  * Objects are content-addressed and outlive the function, since trained models are served with
  * them. The sources lie in blob sources/<digest>. Both go when nobody names them any more
- * (code_blob.h). An upload that does not compile leaves a refusal (refusal.h). */
+ * (code_blob.h). An upload that does not compile leaves a refusal (build_failure.h). */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,8 +19,8 @@
 #include "common/compile/builder_remote.h"
 #include "common/net/http_server.h"
 #include "controller/controller.h"
-#include "controller/jobs/owner.h"
-#include "refusal.h"
+#include "controller/jobs/job_manager.h"
+#include "build_failure.h"
 
 enum { PUT_TRIES = 5 };
 
@@ -39,26 +39,26 @@ int registry_delete(controller *c, const char *name, err *e)
 {
     if (name_check("function", name, e))
         return -1;
-    if (owner_delete_function(c->owner, name, e))
+    if (job_delete_function(c->job_manager, name, e))
         return e->code == ERR_NOT_FOUND
                    ? err_set(e, ERR_NOT_FOUND, "there is no function \"%s\"", name)
                    : -1;
-    refusal_drop(c->store, name);
+    build_failure_drop(c->store, name);
     return 0;
 }
 
 int registry_explain(controller *c, const char *name, json_t **out, err *e)
 {
-    cleanup_json json_t *function = NULL, *refusal = NULL;
+    cleanup_json json_t *function = NULL, *build_failure = NULL;
     err why = ERR_INIT;
     if ((registry_get(c, name, &function, &why) && why.code != ERR_NOT_FOUND) ||
-        (refusal_get(c->store, name, &refusal, &why) && why.code != ERR_NOT_FOUND)) {
+        (build_failure_get(c->store, name, &build_failure, &why) && why.code != ERR_NOT_FOUND)) {
         *e = why;
         return -1;
     }
-    if (!function && !refusal)
+    if (!function && !build_failure)
         return err_set(e, ERR_NOT_FOUND, "there is no function \"%s\", nor was one refused", name);
-    *out = refusal_explain(name, function, refusal);
+    *out = build_failure_explain(name, function, build_failure);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for the answer");
 }
 
@@ -117,7 +117,7 @@ static int compile(controller *c, const char *name, const registry_upload *u, bo
                            : builder_compile(u->files, u->count, NULL, &c->builder, &built, e);
     *said = builder_said_json(&built);
     if (status && is_refused(&built, e))
-        refusal_keep(c->store, name, update, e, *said);
+        build_failure_keep(c->store, name, update, e, *said);
     if (status == 0)
         status = keep_object(c, &built, object, e);
     builder_result_free(&built);
@@ -273,7 +273,7 @@ int registry_put(controller *c, const char *name, const registry_upload *upload,
     for (int i = 0; i < PUT_TRIES; i++) {
         err why = ERR_INIT;
         if (put_record(c, name, &u, digest, object, update, out, &why) == 0) {
-            refusal_drop(c->store, name);
+            build_failure_drop(c->store, name);
             return 0;
         }
         *e = why;

@@ -19,7 +19,7 @@ int upload_note(store *s, const char *id, int64_t wall_ms, err *e);
 /* Those that may go, as an object's keys; a new reference. */
 int upload_find_left(store *s, int64_t wall_ms, json_t **out, err *e);
 /* Deletes the model and what is known of it, unless a job names it by now; for who holds it
- * (owner_hold). */
+ * (job_delete_hold). */
 int upload_drop(store *s, const char *id, err *e);
 /* All blobs of a job's or an uploaded model; `count` of them. */
 int upload_delete_model(store *s, const char *id, size_t *count, err *e);

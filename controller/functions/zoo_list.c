@@ -95,7 +95,7 @@ int zoo_check(controller *c, const char *model, err *e)
     return ask(c, model, NULL, &answer, e) ? -1 : said(answer, e);
 }
 
-int zoo_fits(controller *c, const char *model, const dataset_info *data, err *e)
+int zoo_shape_check(controller *c, const char *model, const dataset_info *data, err *e)
 {
     cleanup_json json_t *answer = NULL;
     char sample[80];
@@ -119,7 +119,7 @@ void rest_zoo(http_request *r, void *context)
     json_t *list = NULL;
     err e = ERR_INIT;
     if (zoo_list(context, &list, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, list);
+        http_response_json(r, 200, list);
 }

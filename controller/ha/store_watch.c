@@ -9,7 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
 
 enum { USERS_EVERY_MS = 60000 }; /* while none can be made */
 
@@ -142,7 +142,7 @@ static void *watch(void *arg)
         int status = ask(w, &why);
         bool news = keep(w, status, &why);
         if (news && status == 0 && controller_leads(w->controller))
-            owner_store_back(w->controller->owner);
+            job_manager_store_back(w->controller->job_manager);
         if (status == 0 && w->probe && controller_leads(w->controller) &&
             clock_left_ms(w->users_ms) == 0)
             try_users(w);

@@ -26,7 +26,7 @@ int store_watch_start(store_watch *w, err *e);
 bool store_watch_up(store_watch *w, err *why);
 /* As store_watch_up for the owner, who does not try what would only make it wait: false too since
  * store_watch_failed told of a write that failed, until the store has answered again. The owner
- * learns of that by owner_store_back, and has its records ready. */
+ * learns of that by job_manager_store_back, and has its records ready. */
 bool store_watch_writable(store_watch *w, err *why);
 void store_watch_failed(store_watch *w, const err *why);
 /* Was it started? Until then there are neither store nor owner. */

@@ -3,7 +3,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "owner_internal.h"
+#include "job_manager_internal.h"
 
 enum {
     STARTING_MAX = 2, /* pods of the pool that start at the same time */
@@ -15,7 +15,7 @@ enum {
 /* Warm and starting ones that nobody has asked for, and that the job at the head of the queue could
  * take; the oldest warm one in *oldest. Where one waits for room it is the only one that is
  * started. */
-static int generic_count(owner *o, pod_role role, int *starting, link_pod **oldest)
+static int generic_count(job_manager *o, pod_role role, int *starting, link_pod **oldest)
 {
     int count = 0;
     for (link_pod *p = o->pods; p; p = p->next) {
@@ -33,7 +33,7 @@ static int generic_count(owner *o, pod_role role, int *starting, link_pod **olde
 
 /* As many warm functions as could get a slot, and one for a function that is lost; not where it
  * would ask for one more GPU than functions may have: nodes may be started, and paid, for that. */
-static int functions_wanted(const owner *o)
+static int functions_wanted(const job_manager *o)
 {
     int useful = jobs_slots_free(o->machine) + (pool_pods_have_gpus(o) ? 0 : 1);
     int floor = o->controller->config.pool_functions;
@@ -44,7 +44,7 @@ static int functions_wanted(const owner *o)
 /* Warm functions are ready on the GPUs where functions without a limit would be placed after those
  * that are there; on full ones, where the fewest are. A platform with MPS has plain ones too: every
  * second, for jobs with limits. */
-static int gpu_to_warm(const owner *o, pod_role role)
+static int gpu_to_warm(const job_manager *o, pod_role role)
 {
     const gpu_share one = {0};
     gpu_state gpus[GPU_COUNT_MAX];
@@ -72,7 +72,7 @@ static int gpu_to_warm(const owner *o, pod_role role)
     return at < 0 ? least : at;
 }
 
-static void fill_role(owner *o, pod_role role, int wanted, int floor)
+static void fill_role(job_manager *o, pod_role role, int wanted, int floor)
 {
     int starting = 0;
     link_pod *oldest = NULL;
@@ -87,13 +87,13 @@ static void fill_role(owner *o, pod_role role, int wanted, int floor)
             return;
         }
     }
-    if (have > floor && oldest && now - oldest->since_ms > OWNER_POOL_IDLE_MS)
+    if (have > floor && oldest && now - oldest->since_ms > JOB_MANAGER_POOL_IDLE_MS)
         pool_stop(o, oldest->name, POD_GRACE_MS);
 }
 
 /* Which of the warm pods a job does not take that waits for room on a GPU, as many of them as it
  * needs having been found for it; how many, and the oldest. `j` NULL: none waits. */
-static int mark_vain(owner *o, const job *j, link_pod **oldest)
+static int mark_vain(job_manager *o, const job *j, link_pod **oldest)
 {
     gpu_state gpus[GPU_COUNT_MAX];
     int count = 0;
@@ -113,7 +113,7 @@ static int mark_vain(owner *o, const job *j, link_pod **oldest)
 /* A job waits for room on a GPU, and there may be others than those that are known: pods are
  * started until it has what it needs. Those that came in vain keep the next ones from their places,
  * VAIN_MAX at most. */
-static void look_for_gpus(owner *o, const job *j, int pods)
+static void look_for_gpus(job_manager *o, const job *j, int pods)
 {
     link_pod *oldest = NULL, *warm = NULL;
     int64_t now = clock_monotonic_ms();
@@ -133,7 +133,7 @@ static void look_for_gpus(owner *o, const job *j, int pods)
     fill_role(o, POD_FUNCTION, pods > floor ? pods : floor, INT_MAX);
 }
 
-void pool_fill(owner *o)
+void pool_fill(job_manager *o)
 {
     int pods = 0;
     if (!o->machine)

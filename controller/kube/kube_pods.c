@@ -10,7 +10,7 @@
 
 #include "common/base/fs.h"
 #include "common/base/json_read.h"
-#include "common/contract/ending.h"
+#include "common/contract/exit_cause.h"
 
 enum { TEMPLATE_BYTES_MAX = 1 << 20, TEMPLATE_DEPTH_MAX = 32 };
 
@@ -431,7 +431,7 @@ static void read_end(const json_t *container, pod *out)
     out->exit_status = status;
     out->signal = status > 128 && status < 128 + 65 ? status - 128 : 0;
     const char *signal_name = out->signal ? sigabbrev_np(out->signal) : NULL;
-    const char *what = ending_reason(status, out->signal, out->role == POD_FUNCTION);
+    const char *what = exit_cause_reason(status, out->signal, out->role == POD_FUNCTION);
     if (strcmp(reason, "OOMKilled") == 0)
         because(out, "OutOfMemory", "container %.40s was killed for memory: it is over its limit",
                 name);

@@ -535,14 +535,14 @@ static bool has_owner(const json_t *owned, const char *uid)
     return strcmp(text_of(json_array_get(owners, 0), "uid"), uid) == 0;
 }
 
-static int give_owner(kube_jobs *j, const json_t *owned, const json_t *owner, err *e)
+static int give_owner(kube_jobs *j, const json_t *owned, const json_t *job_manager, err *e)
 {
     char path[700];
     err why = ERR_INIT;
     cleanup_json json_t *patch =
         json_pack("{s:{s:o}}", "metadata", "ownerReferences",
-                  kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(owner, "name"),
-                                       kube_object_text(owner, "uid")));
+                  kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(job_manager, "name"),
+                                       kube_object_text(job_manager, "uid")));
     snprintf(path, sizeof path, "/api/v1/namespaces/%s/pods/%s", j->access->namespace_name,
              kube_object_text(owned, "name"));
     if (!patch)
@@ -553,7 +553,7 @@ static int give_owner(kube_jobs *j, const json_t *owned, const json_t *owner, er
     return err_set(e, why.code, "%s", why.message);
 }
 
-/* What stands beside kubeml-ps belongs to its pod (kube_beside.h) and needs nothing. */
+/* What stands beside kubeml-ps belongs to its pod (companion_objects.h) and needs nothing. */
 static int adopt_pods(kube_jobs *j, const char *id, const json_t *object, err *e)
 {
     char path[300], query[300];

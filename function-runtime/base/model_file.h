@@ -6,7 +6,7 @@
 #include "kernels/engine.h"
 
 /* Parameters, buffers and counters by name, floats of 16 and 64 bits too; tensors of the optimizer
- * may be there and are passed over, as those that `without` (left_out.h; NULL: none) names are,
+ * may be there and are passed over, as those that `without` (tensor_filter.h; NULL: none) names are,
  * which stay as they are in the model. ERR_INVALID naming the tensor that is missing, none of the
  * model's, or of another shape or type, and then the model is as it was; ERR_CORRUPT. The
  * descriptor is borrowed. */

@@ -20,7 +20,7 @@ typedef struct function {
 struct group {
     group_config config;
     function *functions;
-    average_choice choice;
+    reduce_placement choice;
     block merged;
     bool alike; /* all hold what a device averaged last */
     char reason[TRAINER_REASON_BYTES];
@@ -47,18 +47,18 @@ static int decide(group *g, err *e)
     bool there = engine_averages(models, n);
     for (int i = 0; i < n; i++)
         device[i] = there ? engine_device(models[i]) : -1;
-    average_facts facts = {.functions = n,
+    reduce_facts facts = {.functions = n,
                            .one_process = true,
                            .device = device,
                            .wish = g->config.wish,
                            .weights_alone = g->config.trainer.reset_optimizer};
-    if (average_choose(&facts, &g->choice, e) != 0)
+    if (reduce_placement_choose(&facts, &g->choice, e) != 0)
         return -1;
     const state *s = trainer_state(g->functions[0].trainer);
-    for (int i = 0; i < n && g->choice.path == AVERAGE_HOST; i++)
+    for (int i = 0; i < n && g->choice.path == REDUCE_HOST; i++)
         if (block_make(s, &g->functions[i].block, e) != 0)
             return -1;
-    return g->choice.path == AVERAGE_HOST ? block_make(s, &g->merged, e) : 0;
+    return g->choice.path == REDUCE_HOST ? block_make(s, &g->merged, e) : 0;
 }
 
 int group_open(const group_config *c, group **out, char reason[TRAINER_REASON_BYTES], err *e)
@@ -105,7 +105,7 @@ void group_close(group *g)
     free(g);
 }
 
-const average_choice *group_choice(const group *g)
+const reduce_placement *group_choice(const group *g)
 {
     return &g->choice;
 }
@@ -170,13 +170,13 @@ static int average_on_device(group *g, const group_part *parts, int n, err *e)
     for (int i = 0; i < count; i++)
         weight[trained[i]] = some[i];
     g->alike =
-        engine_average(models, weight, g->config.functions, g->choice.path == AVERAGE_NCCL, e) == 0;
+        engine_average(models, weight, g->config.functions, g->choice.path == REDUCE_NCCL, e) == 0;
     return g->alike ? 0 : -1;
 }
 
 int group_mean(group *g, const group_part *parts, int n, block to, void (*half)(void), err *e)
 {
-    if (g->choice.path != AVERAGE_HOST)
+    if (g->choice.path != REDUCE_HOST)
         return average_on_device(g, parts, n, e) != 0
                    ? -1
                    : state_export(trainer_state(group_trainer(g)), to, half, e);
@@ -319,7 +319,7 @@ static int train_round(group *g, const trainer_task *task, trainer_result *out, 
     snprintf(g->reason, sizeof g->reason, "MergeFailed");
     if (n == 1)
         return 0;
-    if (g->choice.path != AVERAGE_HOST)
+    if (g->choice.path != REDUCE_HOST)
         return average_on_device(g, parts, n, e);
     return average_on_host(g, parts, n, g->merged, e) != 0 ? -1 : group_import(g, g->merged, e);
 }

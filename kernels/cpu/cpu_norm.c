@@ -3,7 +3,7 @@
  * The sums are taken of all samples at once; what is made with them goes some samples at a time
  * with the layers that read it.
  *
- * Sums over a batch: floats within a sample, or some small ones (cpu_runs.h), doubles over those of
+ * Sums over a batch: floats within a sample, or some small ones (cpu_spans.h), doubles over those of
  * a thread, then the threads in order. Values are taken relative to the channel's first one, so
  * that a large mean costs no digits.
  *
@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu_runs.h"
+#include "cpu_spans.h"
 
 /* Rows of `stats`, cs floats each. */
 enum {

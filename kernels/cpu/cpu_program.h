@@ -132,7 +132,7 @@ struct layer {
      * gradient (in dw), and room for the tiles of one group (in scratch). */
     float *u, *u_back;
     int group;     /* tiles */
-    struct wino_fleeting *wino; /* of cpu_winograd_fleeting.c */
+    struct wino_recomputed *wino; /* of cpu_winograd_recomputed.c */
     struct points16 *points16;  /* of cpu_matmul16.c */
     /* takes all samples of a thread at once: its weights are too large to come back to */
     bool together;

@@ -8,7 +8,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "job_internal.h"
+#include "ps_job_internal.h"
 
 /* ---- the epoch's book-keeping ---------------------------------------------------------------- */
 
@@ -219,9 +219,9 @@ json_t *job_access_message(const job *j)
 static void tell(job *j, conn *only, json_t *message)
 {
     if (only)
-        hub_send(j->host.hub, only, message);
+        connections_send(j->host.connections, only, message);
     else
-        hub_tell(j->host.hub, message);
+        connections_tell(j->host.connections, message);
 }
 
 void job_tell_epoch(job *j, conn *c, int epoch)
@@ -264,17 +264,17 @@ static void log_epoch(const job *j, int epoch)
 
 void job_reply_refused(job *j, conn *c, err_code code, const char *message)
 {
-    hub_send(
-        j->host.hub, c,
+    connections_send(
+        j->host.connections, c,
         json_pack("{s:s,s:s,s:s}", "type", "refused", "code", err_name(code), "message", message));
-    hub_drop(j->host.hub, c);
+    connections_drop(j->host.connections, c);
     if (j->asker == c)
         j->asker = NULL;
 }
 
 static conn *member_conn(job *j, const round_action *a)
 {
-    conn *c = hub_function(j->host.hub, a->function);
+    conn *c = connections_function(j->host.connections, a->function);
     return c && c->incarnation == a->incarnation ? c : NULL;
 }
 
@@ -282,21 +282,21 @@ static void send_to(job *j, const round_action *a, json_t *message)
 {
     conn *c = member_conn(j, a);
     if (c)
-        hub_send(j->host.hub, c, message);
+        connections_send(j->host.connections, c, message);
     else
         json_decref(message);
 }
 
 static void welcome(job *j, const round_action *a)
 {
-    conn *c = j->current, *before = hub_function(j->host.hub, a->function);
+    conn *c = j->current, *before = connections_function(j->host.connections, a->function);
     if (!c)
         return;
     if (before && before != c)
-        hub_drop(j->host.hub, before);
-    hub_admit(j->host.hub, c, CONN_FUNCTION);
+        connections_drop(j->host.connections, before);
+    connections_admit(j->host.connections, c, CONN_FUNCTION);
     job_device_welcome(j, a);
-    hub_send(j->host.hub, c, json_pack("{s:s}", "type", "welcome"));
+    connections_send(j->host.connections, c, json_pack("{s:s}", "type", "welcome"));
 }
 
 /* The functions of a shared process get what a step gives them to do as one frame: they begin and
@@ -371,7 +371,7 @@ void job_send_init(job *j)
     const round_action to = {.function = 0, .incarnation = j->init_incarnation};
     send_to(j, &to,
             json_pack("{s:s,s:I,s:i,s:i,s:i}", "type", "init", "seed",
-                      (json_int_t)j->spec.request.seed, "epoch", KEEPER_INIT_EPOCH, "round", 0,
+                      (json_int_t)j->spec.request.seed, "epoch", STORAGE_WORKER_INIT_EPOCH, "round", 0,
                       "slot", j->init_slot));
 }
 
@@ -398,7 +398,7 @@ void job_post(job *j, task *t)
     }
     snprintf(t->job, sizeof t->job, "%s", j->spec.id);
     j->tasks_out++;
-    worker_post(j->host.keeper, &t->work);
+    worker_post(j->host.storage_worker, &t->work);
 }
 
 void job_end(job *j, const char *state, const char *reason, const char *message, int epochs,
@@ -411,12 +411,12 @@ void job_end(job *j, const char *state, const char *reason, const char *message,
                   "message", message, "epochs", epochs, "sha256", sha256);
     log_info("finished: state=%s reason=%s epochs=%d sha256=%s %s", state, reason, epochs, sha256,
              message);
-    hub_tell(j->host.hub, json_incref(j->finished));
+    connections_tell(j->host.connections, json_incref(j->finished));
 }
 
 static task *layout_task(job *j, task_kind kind)
 {
-    task *t = task_new(j->keeper, kind);
+    task *t = task_new(j->storage_worker, kind);
     if (t && j->layout)
         t->layout = strdup(j->layout);
     return t;
@@ -439,12 +439,12 @@ static void post_load(job *j)
 
 void job_post_initial(job *j, int incarnation)
 {
-    task *t = task_new(j->keeper, TASK_INITIAL);
+    task *t = task_new(j->storage_worker, TASK_INITIAL);
     if (t) {
         t->incarnation = incarnation;
         snprintf(t->init, sizeof t->init, "%s", j->spec.request.init);
         snprintf(t->without, sizeof t->without, "%s", j->spec.request.init_without);
-        json_t *element = json_pack("{s:i,s:i,s:i,s:[]}", "epoch", KEEPER_INIT_EPOCH, "round", 0,
+        json_t *element = json_pack("{s:i,s:i,s:i,s:[]}", "epoch", STORAGE_WORKER_INIT_EPOCH, "round", 0,
                                     "version", 0, "parts");
         t->ledger = json_dumps(element, JSON_COMPACT);
         json_decref(element);
@@ -458,7 +458,7 @@ void job_post_initial(job *j, int incarnation)
 
 void job_post_merge(job *j, const round_merge *merge, int one)
 {
-    task *t = task_new(j->keeper, TASK_MERGE);
+    task *t = task_new(j->storage_worker, TASK_MERGE);
     if (t) {
         t->merge = *merge;
         t->merge.as_one = one >= 0;
@@ -487,7 +487,7 @@ static checkpoint_info info_of(const job *j, int epochs, int parallelism, const 
 static void post_commit(job *j, const round_epoch *r)
 {
     err e = ERR_INIT;
-    task *t = task_new(j->keeper, TASK_COMMIT);
+    task *t = task_new(j->storage_worker, TASK_COMMIT);
     if (history_epochs(j->history) <= r->epoch && add_to_history(j, r, &e))
         log_error("%s", e.message);
     history_lost(j->history, round_losses(j->machine));
@@ -498,9 +498,9 @@ static void post_commit(job *j, const round_epoch *r)
     job_post(j, t);
 }
 
-static void post_put_back(job *j, bool last)
+static void post_restore(job *j, bool last)
 {
-    task *t = task_new(j->keeper, TASK_PUT_BACK);
+    task *t = task_new(j->storage_worker, TASK_RESTORE);
     if (t)
         t->last = last;
     job_post(j, t);
@@ -508,7 +508,7 @@ static void post_put_back(job *j, bool last)
 
 void job_post_finish(job *j)
 {
-    task *t = task_new(j->keeper, TASK_FINISH);
+    task *t = task_new(j->storage_worker, TASK_FINISH);
     if (t) {
         t->info = j->final;
         t->keep_model = j->keep_model;
@@ -576,7 +576,7 @@ void job_perform(job *j, const round_action *a, conn *only)
         break;
     case ROUND_CLOSE:
         if ((c = member_conn(j, a)))
-            hub_drop(j->host.hub, c);
+            connections_drop(j->host.connections, c);
         break;
     case ROUND_INIT:
         post_init(j, a);
@@ -597,10 +597,10 @@ void job_perform(job *j, const round_action *a, conn *only)
     case ROUND_COMMIT:
         post_commit(j, &a->record);
         break;
-    case ROUND_PUT_BACK:
-        job_device_put_back(j);
+    case ROUND_RESTORE:
+        job_device_restore(j);
         j->init_incarnation = -1; /* what is on its way of an earlier INIT went with Redis */
-        post_put_back(j, a->last);
+        post_restore(j, a->last);
         break;
     case ROUND_PHASE:
         tell(j, only,

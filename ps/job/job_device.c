@@ -7,7 +7,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "job_internal.h"
+#include "ps_job_internal.h"
 
 void job_device_init(job_device *d)
 {
@@ -27,7 +27,7 @@ void job_device_free(job_device *d)
 
 static conn *present(const job *j, int function, int incarnation)
 {
-    conn *c = hub_function(j->host.hub, function);
+    conn *c = connections_function(j->host.connections, function);
     return c && c->incarnation == incarnation ? c : NULL;
 }
 
@@ -45,26 +45,26 @@ void job_device_tell(job *j, conn *only)
     if (only)
         tell_exactness(j, only);
     json_t *m = json_pack("{s:s,s:s,s:s}", "type", "averaging", "path",
-                          average_path_name(j->device.path), "text", j->device.text);
+                          reduce_path_name(j->device.path), "text", j->device.text);
     if (only)
-        hub_send(j->host.hub, only, m);
+        connections_send(j->host.connections, only, m);
     else
-        hub_tell(j->host.hub, m);
+        connections_tell(j->host.connections, m);
 }
 
-void job_device_settle_on(job *j, average_path path, const char *why)
+void job_device_settle_on(job *j, reduce_path path, const char *why)
 {
     job_device *d = &j->device;
-    average_choice choice;
-    average_facts facts = {.functions = d->functions,
-                           .carrier = j->member.carrier,
-                           .wish = j->spec.request.merge == MERGE_NCCL ? AVERAGE_NCCL_WANTED
-                                                                       : AVERAGE_ANY,
-                           .lent = path == AVERAGE_LENT,
-                           .ranks = path == AVERAGE_NCCL,
+    reduce_placement choice;
+    reduce_facts facts = {.functions = d->functions,
+                           .tensor_path = j->member.tensor_path,
+                           .wish = j->spec.request.merge == MERGE_NCCL ? REDUCE_NCCL_WANTED
+                                                                       : REDUCE_ANY,
+                           .lent = path == REDUCE_IPC,
+                           .ranks = path == REDUCE_NCCL,
                            .why_not = why};
-    d->stage = path == AVERAGE_HOST ? DEVICE_REFUSED : DEVICE_LEADS;
-    if (average_choose(&facts, &choice, NULL) != 0)
+    d->stage = path == REDUCE_HOST ? DEVICE_REFUSED : DEVICE_REDUCE_ROOT;
+    if (reduce_placement_choose(&facts, &choice, NULL) != 0)
         return;
     d->path = choice.path;
     snprintf(d->text, sizeof d->text, "%s", choice.text);
@@ -73,32 +73,32 @@ void job_device_settle_on(job *j, average_path path, const char *why)
 }
 
 /* With everybody's loan, so that it is known at once whether it can open them. */
-void job_device_ask_to_lead(job *j)
+void job_device_ask_reduce_root(job *j)
 {
     job_device *d = &j->device;
     const request *r = &j->spec.request;
     if (d->stage != DEVICE_NONE || r->process == PROCESS_SHARED ||
         r->optimizer_state == STATE_RESET || d->functions < 2)
         return;
-    json_t *loans = json_array();
+    json_t *ipc_handles = json_array();
     for (int f = 0; f < d->functions; f++) {
-        if (!d->of[f].loan[0] || !present(j, f, d->of[f].incarnation)) {
-            json_decref(loans);
+        if (!d->of[f].ipc_handle[0] || !present(j, f, d->of[f].incarnation)) {
+            json_decref(ipc_handles);
             return;
         }
         if (f > 0)
-            json_array_append_new(loans, json_string(d->of[f].loan));
+            json_array_append_new(ipc_handles, json_string(d->of[f].ipc_handle));
     }
     d->stage = DEVICE_ASKED;
     d->leader = d->of[0].incarnation;
-    hub_send(j->host.hub, present(j, 0, d->leader),
-             json_pack("{s:s,s:o}", "type", "lead", "models", loans));
+    connections_send(j->host.connections, present(j, 0, d->leader),
+             json_pack("{s:s,s:o}", "type", "lead", "models", ipc_handles));
 }
 
 void job_device_welcome(job *j, const round_action *a)
 {
     device_model *m = &j->device.of[a->function];
-    m->loan[0] = j->device.ranks.gpu[a->function][0] = '\0';
+    m->ipc_handle[0] = j->device.ranks.gpu[a->function][0] = '\0';
     m->incarnation = a->incarnation;
     m->slot = a->slot;
     m->task_epoch = m->task_round = -1;
@@ -107,24 +107,24 @@ void job_device_welcome(job *j, const round_action *a)
 void job_device_ready(job *j, const conn *c, const device_offer *offer)
 {
     job_device *d = &j->device;
-    const char *why = offer->no_loan;
-    snprintf(d->of[c->function].loan, sizeof d->of[c->function].loan, "%s",
-             offer->loan ? offer->loan : "");
+    const char *why = offer->no_ipc_handle;
+    snprintf(d->of[c->function].ipc_handle, sizeof d->of[c->function].ipc_handle, "%s",
+             offer->ipc_handle ? offer->ipc_handle : "");
     if (d->functions == 0)
         d->functions = j->spec.parallelism;
     if (j->spec.request.merge == MERGE_NCCL) {
         job_ranks_ready(j, c, offer);
         return;
     }
-    if (d->stage == DEVICE_LEADS && !offer->loan && !why)
+    if (d->stage == DEVICE_REDUCE_ROOT && !offer->ipc_handle && !why)
         why = "a function came that has no model there";
     if (why && d->stage != DEVICE_REFUSED && d->functions > 1)
-        job_device_settle_on(j, AVERAGE_HOST, why);
+        job_device_settle_on(j, REDUCE_HOST, why);
     else
-        job_device_ask_to_lead(j);
+        job_device_ask_reduce_root(j);
 }
 
-int job_device_leads(job *j, conn *c, const json_t *m, err *e)
+int job_device_reduce_root_ready(job *j, conn *c, const json_t *m, err *e)
 {
     job_device *d = &j->device;
     const char *mean = NULL, *why = NULL, *type;
@@ -136,7 +136,7 @@ int job_device_leads(job *j, conn *c, const json_t *m, err *e)
     if (d->stage != DEVICE_ASKED || c->function != 0 || c->incarnation != d->leader)
         return 0;
     snprintf(d->leader_mean, sizeof d->leader_mean, "%s", mean ? mean : "");
-    job_device_settle_on(j, why ? AVERAGE_HOST : AVERAGE_LENT, why);
+    job_device_settle_on(j, why ? REDUCE_HOST : REDUCE_IPC, why);
     return 0;
 }
 
@@ -148,12 +148,12 @@ static void decide_round(job *j, const round_action *a)
     job_device *d = &j->device;
     d->functions = a->parallelism;
     if (j->spec.request.merge != MERGE_NCCL)
-        job_device_ask_to_lead(j);
+        job_device_ask_reduce_root(j);
     if (d->keep_epoch == a->epoch && d->keep_round == a->round)
         return;
     d->keep_epoch = a->epoch;
     d->keep_round = a->round;
-    d->keep = d->stage == DEVICE_LEADS && d->functions > 1;
+    d->keep = d->stage == DEVICE_REDUCE_ROOT && d->functions > 1;
 }
 
 void job_device_task(job *j, const round_action *a, json_t *frame)
@@ -163,30 +163,30 @@ void job_device_task(job *j, const round_action *a, json_t *frame)
         decide_round(j, a);
         d->of[a->function].task_epoch = a->epoch;
         d->of[a->function].task_round = a->round;
-        if (d->keep && (d->of[a->function].loan[0] || d->ranks.gpu[a->function][0]))
+        if (d->keep && (d->of[a->function].ipc_handle[0] || d->ranks.gpu[a->function][0]))
             json_object_set_new(frame, "keep", json_true());
     }
     if (d->mean && d->version == a->version)
         json_object_set(frame, "mean", d->mean);
 }
 
-int job_device_published(job *j, const conn *c, int epoch, int round, const json_t *seal, err *e)
+int job_device_published(job *j, const conn *c, int epoch, int round, const json_t *fingerprint, err *e)
 {
     job_device *d = &j->device;
     device_model *m = &d->of[c->function];
     const char *sum = NULL;
     d->averaged = false;
-    m->seal.is = false;
-    if (!seal)
+    m->fingerprint.is = false;
+    if (!fingerprint)
         return 0;
-    if (json_unpack((json_t *)(uintptr_t)seal, "{s:s,s:I}", "sum", &sum, "step", &m->seal.step) ||
-        strlen(sum) >= sizeof m->seal.sum)
+    if (json_unpack((json_t *)(uintptr_t)fingerprint, "{s:s,s:I}", "sum", &sum, "step", &m->fingerprint.step) ||
+        strlen(sum) >= sizeof m->fingerprint.sum)
         return err_set(e, ERR_INVALID, "published: seal");
-    m->seal.is = true;
-    m->seal.incarnation = c->incarnation;
-    m->seal.epoch = epoch;
-    m->seal.round = round;
-    snprintf(m->seal.sum, sizeof m->seal.sum, "%s", sum);
+    m->fingerprint.is = true;
+    m->fingerprint.incarnation = c->incarnation;
+    m->fingerprint.epoch = epoch;
+    m->fingerprint.round = round;
+    snprintf(m->fingerprint.sum, sizeof m->fingerprint.sum, "%s", sum);
     return 0;
 }
 
@@ -211,8 +211,8 @@ void job_device_give_up(job *j, err_code code, int function, const char *message
 static bool sealed(const job *j, const round_row *row)
 {
     const device_model *m = &j->device.of[row->function];
-    return m->seal.is && m->seal.incarnation == row->incarnation && m->seal.epoch == row->epoch &&
-           m->seal.round == row->round;
+    return m->fingerprint.is && m->fingerprint.incarnation == row->incarnation && m->fingerprint.epoch == row->epoch &&
+           m->fingerprint.round == row->round;
 }
 
 json_t *job_device_average_frame(job *j)
@@ -222,10 +222,10 @@ json_t *job_device_average_frame(job *j)
     for (size_t i = 0; i < d->merge.count; i++) {
         const round_row *row = &d->rows[i];
         const device_model *m = &d->of[row->function];
-        const char *loan = d->ranks.chosen ? NULL : m->loan; /* a rank has its model itself */
+        const char *ipc_handle = d->ranks.chosen ? NULL : m->ipc_handle; /* a rank has its model itself */
         json_array_append_new(models, json_pack("{s:i,s:I,s:s*,s:s,s:I}", "function", row->function,
-                                                "samples", (json_int_t)row->samples, "loan", loan,
-                                                "sum", m->seal.sum, "step", m->seal.step));
+                                                "samples", (json_int_t)row->samples, "loan", ipc_handle,
+                                                "sum", m->fingerprint.sum, "step", m->fingerprint.step));
     }
     return json_pack("{s:s,s:i,s:i,s:i,s:I,s:i,s:o}", "type", "average", "ask", ++d->ask, "epoch",
                      d->merge.epoch, "round", d->merge.round, "version",
@@ -237,12 +237,12 @@ static void ask_for_mean(job *j)
     job_device *d = &j->device;
     d->out = true;
     d->due_ms = clock_deadline_ms(JOB_DEVICE_CALL_MS);
-    hub_send(j->host.hub, present(j, 0, d->leader), job_device_average_frame(j));
+    connections_send(j->host.connections, present(j, 0, d->leader), job_device_average_frame(j));
 }
 
 static bool has_leader(const job *j)
 {
-    return j->device.ranks.chosen ? job_ranks_lead(j) : present(j, 0, j->device.leader) != NULL;
+    return j->device.ranks.chosen ? job_ranks_reduce_root(j) : present(j, 0, j->device.leader) != NULL;
 }
 
 bool job_device_merge(job *j, const round_merge *merge)
@@ -268,7 +268,7 @@ bool job_device_merge(job *j, const round_merge *merge)
         job_post_merge(j, &d->merge, d->leader);
     else if ((size_t)kept < merge->count)
         job_device_give_up(j, ERR_NOT_FOUND, -1, "some functions published, others did not");
-    else if (d->stage != DEVICE_LEADS || !has_leader(j))
+    else if (d->stage != DEVICE_REDUCE_ROOT || !has_leader(j))
         job_device_give_up(j, ERR_NOT_FOUND, -1, "nobody leads");
     else if (lost > 0)
         job_device_give_up(j, ERR_NOT_FOUND, lost == 1 ? whose : -1,
@@ -292,7 +292,7 @@ static void not_averaged(job *j, err_code code, int function, const char *messag
         return;
     }
     if (never || (!j->redis_down && ++j->device.failures >= JOB_DEVICE_FAILURES_MAX)) {
-        job_device_settle_on(j, AVERAGE_HOST, message);
+        job_device_settle_on(j, REDUCE_HOST, message);
         function = -1;
     }
     job_device_give_up(j, ERR_NOT_FOUND, code == ERR_CORRUPT ? function : -1, message);
@@ -345,7 +345,7 @@ int job_device_averaged(job *j, conn *c, const json_t *m, err *e)
     return 0;
 }
 
-void job_device_put_back(job *j)
+void job_device_restore(job *j)
 {
     job_device *d = &j->device;
     d->version = -1;
@@ -365,9 +365,9 @@ static void lose_leader(job *j)
     if (d->stage != DEVICE_REFUSED)
         d->stage = DEVICE_NONE;
     if (asked)
-        job_device_settle_on(j, AVERAGE_HOST, "function 0 ended when it was asked to lead");
+        job_device_settle_on(j, REDUCE_HOST, "function 0 ended when it was asked to lead");
     else if (d->out && ++d->failures >= JOB_DEVICE_FAILURES_MAX)
-        job_device_settle_on(j, AVERAGE_HOST,
+        job_device_settle_on(j, REDUCE_HOST,
                              "function 0 ended again and again when it averaged there");
     if (d->out)
         job_device_give_up(j, ERR_NOT_FOUND, -1, "the leader has ended");
@@ -376,7 +376,7 @@ static void lose_leader(job *j)
 void job_device_settle(job *j)
 {
     job_device *d = &j->device;
-    const conn *c = hub_function(j->host.hub, 0);
+    const conn *c = connections_function(j->host.connections, 0);
     if (j->stage != JOB_RUNNING)
         return;
     if (d->ranks.chosen)

@@ -6,7 +6,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/net/tokens.h"
-#include "job_internal.h"
+#include "ps_job_internal.h"
 
 bool job_secret_is(const job *j, const char *token)
 {
@@ -34,7 +34,7 @@ void job_attach(job *j, conn *c, const json_t *message)
         j->asker = c; /* the one that asked first went away */
         return;
     }
-    hub_send(j->host.hub, c, job_access_message(j));
+    connections_send(j->host.connections, c, job_access_message(j));
     const round_action *actions;
     size_t count = round_tell(j->machine, &actions);
     for (size_t i = 0; i < count; i++)
@@ -44,11 +44,11 @@ void job_attach(job *j, conn *c, const json_t *message)
         job_tell_condition(j, c, "StoreUnavailable", true, "StoreDown",
                            "what the job goes on from cannot be read yet");
     if (j->begun)
-        hub_send(j->host.hub, c, json_pack("{s:s}", "type", "begun"));
+        connections_send(j->host.connections, c, json_pack("{s:s}", "type", "begun"));
     for (int epoch = after + 1; epoch < j->told_epochs; epoch++)
         job_tell_epoch(j, c, epoch);
     if (j->stage == JOB_OVER)
-        hub_send(j->host.hub, c, json_incref(j->finished));
+        connections_send(j->host.connections, c, json_incref(j->finished));
 }
 
 /* The end of a function that was sent home is none. */
@@ -72,9 +72,9 @@ static void lost(job *j, const json_t *m)
               event.reason, event.message);
     /* This came by another connection than its last words: that it failed, and why, weighs more
      * than that it ended. */
-    conn *c = hub_function(j->host.hub, event.function);
+    conn *c = connections_function(j->host.connections, event.function);
     if (c && c->incarnation == event.incarnation)
-        hub_hear_out(j->host.hub, c);
+        connections_hear_out(j->host.connections, c);
     if (j->stage == JOB_RUNNING)
         job_step(j, event);
 }
@@ -206,7 +206,7 @@ static int algorithms_of(job *j, const conn *c, const json_t *algorithms,
  * a full model store would end the job, whoever of its functions finds it full. */
 static int look_for_room(job *j, const round_event *ready, int slot, err *e)
 {
-    task *t = task_new(j->keeper, TASK_ROOM);
+    task *t = task_new(j->storage_worker, TASK_ROOM);
     if (!t)
         return err_set(e, ERR_NOMEM, "no memory for a task");
     t->function = ready->function;
@@ -222,15 +222,15 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
 {
     const char *type, *told = NULL;
     int losses = 0;
-    device_offer offer = {.loan = NULL};
+    device_offer offer = {.ipc_handle = NULL};
     json_t *shape, *parameters, *algorithms;
     json_error_t problem;
     if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT,
                        "{s:s,s:o,s:o,s:s,s:o,s?b,s?s,s?s,s?s,s?s}", "type", &type, "layout", &shape,
                        "parameters", &parameters, "layout_digest", &told, "algorithms", &algorithms,
-                       "needs_losses", &losses, "loan", &offer.loan, "no_loan", &offer.no_loan,
+                       "needs_losses", &losses, "loan", &offer.ipc_handle, "no_loan", &offer.no_ipc_handle,
                        "rank", &offer.rank, "no_rank", &offer.no_rank) ||
-        (offer.loan && strlen(offer.loan) >= JOB_DEVICE_LOAN_BYTES) ||
+        (offer.ipc_handle && strlen(offer.ipc_handle) >= JOB_DEVICE_IPC_HANDLE_BYTES) ||
         (offer.rank && strlen(offer.rank) >= JOB_RANK_BYTES))
         return err_set(e, ERR_INVALID, "ready: %s", problem.text);
     cleanup_layout layout l = {0};
@@ -249,7 +249,7 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     event.algorithms = sum;
     j->needs_losses |= losses;
     job_device_ready(j, c, &offer);
-    int slot = offer.loan ? -1 : round_waits_for(j->machine, c->function);
+    int slot = offer.ipc_handle ? -1 : round_waits_for(j->machine, c->function);
     if (slot >= 0)
         return look_for_room(j, &event, slot, e);
     job_step(j, event);
@@ -260,7 +260,7 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
 static void note_begun(job *j)
 {
     if (!j->begun)
-        hub_tell(j->host.hub, json_pack("{s:s}", "type", "begun"));
+        connections_tell(j->host.connections, json_pack("{s:s}", "type", "begun"));
     j->begun = true;
 }
 
@@ -326,7 +326,7 @@ static int published(job *j, conn *c, const json_t *m, err *e)
     json_int_t samples, begin, stop_at, batches;
     job_seconds s = {0};
     const char *type;
-    json_t *seal = NULL;
+    json_t *fingerprint = NULL;
     json_error_t problem;
     if (job_is_shared(j))
         return published_shared(j, c, m, e);
@@ -336,11 +336,11 @@ static int published(job *j, conn *c, const json_t *m, err *e)
                        "sample_begin", &begin, "sample_end", &stop_at, "loss_sum", &event.loss_sum,
                        "batches", &batches, "seconds", "fetch", &s.fetch, "load", &s.load,
                        "convert", &s.convert, "train", &s.train, "publish", &s.publish, "seal",
-                       &seal))
+                       &fingerprint))
         return err_set(e, ERR_INVALID, "published: %s", problem.text);
     if (samples < 0 || begin < 0 || stop_at < begin || batches < 0 || batches > UINT32_MAX)
         return err_set(e, ERR_INVALID, "published: a count out of range");
-    if (job_device_published(j, c, event.epoch, event.round, seal, e))
+    if (job_device_published(j, c, event.epoch, event.round, fingerprint, e))
         return -1;
     event.samples = (uint64_t)samples;
     event.sample_begin = (uint64_t)begin;
@@ -451,7 +451,7 @@ void job_from_function(job *j, conn *c, const json_t *message)
         int (*take)(job *, conn *, const json_t *, err *);
     } kinds[] = {{"ready", ready},         {"initialised", initialised}, {"published", published},
                  {"validated", validated}, {"heartbeat", heartbeat},     {"failed", failed},
-                 {"leads", job_device_leads}, {"averaged", job_device_averaged},
+                 {"leads", job_device_reduce_root_ready}, {"averaged", job_device_averaged},
                  {"identified", job_ranks_identified}, {"connected", job_ranks_connected}};
     if (j->stage != JOB_RUNNING)
         return;
@@ -469,7 +469,7 @@ void job_from_function(job *j, conn *c, const json_t *message)
     round_event event = from(c, ROUND_LOST);
     event.reason = "Protocol";
     event.message = e.message;
-    hub_drop(j->host.hub, c);
+    connections_drop(j->host.connections, c);
     job_step(j, event);
 }
 

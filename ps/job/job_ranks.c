@@ -6,12 +6,12 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "job_internal.h"
+#include "ps_job_internal.h"
 
 static conn *rank_conn(const job *j, int rank)
 {
     const job_ranks *r = &j->device.ranks;
-    conn *c = hub_function(j->host.hub, r->function[rank]);
+    conn *c = connections_function(j->host.connections, r->function[rank]);
     return c && c->incarnation == r->incarnation[rank] ? c : NULL;
 }
 
@@ -29,7 +29,7 @@ static void tell_ranks(job *j, json_t *m)
 {
     for (int i = 0; i < j->device.ranks.count; i++)
         if (rank_conn(j, i))
-            hub_send(j->host.hub, rank_conn(j, i), json_incref(m));
+            connections_send(j->host.connections, rank_conn(j, i), json_incref(m));
     json_decref(m);
 }
 
@@ -67,7 +67,7 @@ static bool all_said(const job *j)
 {
     const job_device *d = &j->device;
     for (int f = 0; f < d->functions; f++) {
-        const conn *c = hub_function(j->host.hub, f);
+        const conn *c = connections_function(j->host.connections, f);
         if (!d->ranks.gpu[f][0] || !c || c->incarnation != d->of[f].incarnation)
             return false;
     }
@@ -84,22 +84,22 @@ void job_ranks_ready(job *j, const conn *c, const device_offer *offer)
     if (d->stage == DEVICE_REFUSED || d->functions < 2)
         return;
     if (offer->no_rank) {
-        job_device_settle_on(j, AVERAGE_HOST, offer->no_rank);
+        job_device_settle_on(j, REDUCE_HOST, offer->no_rank);
     } else if (!all_said(j)) {
         return;
     } else if (all_on_one(j)) {
-        if (offer->no_loan) /* NCCL has nothing to do there: by CUDA IPC the mean has the host's
+        if (offer->no_ipc_handle) /* NCCL has nothing to do there: by CUDA IPC the mean has the host's
                                bits */
-            job_device_settle_on(j, AVERAGE_HOST, offer->no_loan);
+            job_device_settle_on(j, REDUCE_HOST, offer->no_ipc_handle);
         else
-            job_device_ask_to_lead(j);
+            job_device_ask_reduce_root(j);
     } else if (find_pair(j, &a, &b)) {
         snprintf(text, sizeof text,
                  "functions %d and %d are on one GPU, of which NCCL takes one rank", a, b);
-        job_device_settle_on(j, AVERAGE_HOST, text);
+        job_device_settle_on(j, REDUCE_HOST, text);
     } else if (!r->chosen) {
         r->chosen = true;
-        job_device_settle_on(j, AVERAGE_NCCL, NULL);
+        job_device_settle_on(j, REDUCE_NCCL, NULL);
     }
 }
 
@@ -120,13 +120,13 @@ static bool takes_part(const job *j, int function)
 {
     const job_device *d = &j->device;
     const device_model *m = &d->of[function];
-    const conn *c = hub_function(j->host.hub, function);
+    const conn *c = connections_function(j->host.connections, function);
     bool busy = m->task_epoch == d->merge.epoch && m->task_round == d->merge.round;
     return c && c->incarnation == m->incarnation && d->ranks.gpu[function][0] &&
            (in_merge(j, function) || !busy);
 }
 
-bool job_ranks_lead(const job *j)
+bool job_ranks_reduce_root(const job *j)
 {
     return takes_part(j, 0);
 }
@@ -162,7 +162,7 @@ static void make(job *j)
     }
     r->stage = RANKS_IDENTIFY;
     j->device.leader = r->incarnation[0];
-    hub_send(j->host.hub, rank_conn(j, 0),
+    connections_send(j->host.connections, rank_conn(j, 0),
              json_pack("{s:s,s:i}", "type", "identify", "set", r->set));
 }
 
@@ -216,7 +216,7 @@ int job_ranks_identified(job *j, conn *c, const json_t *m, err *e)
     r->stage = RANKS_CONNECT;
     for (int i = 0; i < r->count; i++)
         if (rank_conn(j, i))
-            hub_send(j->host.hub, rank_conn(j, i),
+            connections_send(j->host.connections, rank_conn(j, i),
                      json_pack("{s:s,s:i,s:s,s:i,s:i}", "type", "connect", "set", r->set, "id", id,
                                "rank", i, "ranks", r->count));
     return 0;
@@ -252,7 +252,7 @@ void job_ranks_failed(job *j, err_code code, int whose, const char *message)
     if (whose >= 0 && d->out) {
         job_device_give_up(j, code == ERR_INVALID ? code : ERR_NOT_FOUND, whose, message);
     } else if (never || ++d->failures >= JOB_DEVICE_FAILURES_MAX) {
-        job_device_settle_on(j, AVERAGE_HOST, message);
+        job_device_settle_on(j, REDUCE_HOST, message);
         if (d->out)
             job_device_give_up(j, ERR_NOT_FOUND, -1, message);
     } else if (d->out && takes_part(j, 0)) {
@@ -284,7 +284,7 @@ void job_ranks_settle(job *j)
         return;
     d->ask++;
     if (++d->failures >= JOB_DEVICE_FAILURES_MAX) {
-        job_device_settle_on(j, AVERAGE_HOST,
+        job_device_settle_on(j, REDUCE_HOST,
                              "functions ended again and again when they averaged there");
         job_device_give_up(j, ERR_NOT_FOUND, -1, "functions have ended");
     } else if (lost > 0) {

@@ -17,10 +17,10 @@
 
 #include <jansson.h>
 
-#include "common/contract/average.h"
+#include "common/contract/reduce_placement.h"
 #include "common/round/round.h"
-#include "job.h"
-#include "ps/conn/hub.h"
+#include "ps_job.h"
+#include "ps/conn/connections.h"
 
 enum { JOB_RANK_BYTES = 64, JOB_RANKS_CALL_MS = 60000 };
 
@@ -37,7 +37,7 @@ typedef struct job_ranks {
 } job_ranks;
 
 void job_ranks_ready(job *j, const conn *c, const struct device_offer *offer);
-bool job_ranks_lead(const job *j); /* function 0 is there to lead the open merge */
+bool job_ranks_reduce_root(const job *j); /* function 0 is there to lead the open merge */
 /* The open merge, all of whose contributions are on the GPUs. */
 void job_ranks_merge(job *j);
 int job_ranks_identified(job *j, conn *c, const json_t *m, err *e);

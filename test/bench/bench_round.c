@@ -168,14 +168,14 @@ static void answer(const char *what, int n)
 
 TEST(serve)
 {
-    const char *kind = getenv("BENCH_KIND"), *carrier = getenv("BENCH_CARRIER");
+    const char *kind = getenv("BENCH_KIND"), *tensor_path = getenv("BENCH_CARRIER");
     const char *floats = getenv("BENCH_FLOATS");
     char what[16];
     int n;
     err e = ERR_INIT;
     const modelstore_state start = {.version = 0};
-    CHECK(kind && carrier && floats);
-    fixture_init(&f, kind, carrier, strtoull(floats, NULL, 10));
+    CHECK(kind && tensor_path && floats);
+    fixture_init(&f, kind, tensor_path, strtoull(floats, NULL, 10));
     block first = fixture_block(f.layout.shape);
     CHECK_OK(modelstore_create(f.owner, &f.layout, &start, FUNCTIONS, &first, NULL,
                                fixture_deadline(), &e),

@@ -88,15 +88,15 @@ static void make_member(fixture *f)
     snprintf(f->member_access.password, sizeof f->member_access.password, "%s", password);
 }
 
-void fixture_init(fixture *f, const char *kind, const char *carrier, uint64_t floats)
+void fixture_init(fixture *f, const char *kind, const char *tensor_path, uint64_t floats)
 {
     err e = ERR_INIT;
-    bool tcp = strcmp(carrier, "tcp") == 0;
+    bool tcp = strcmp(tensor_path, "tcp") == 0;
     *f = (fixture){.server = NULL};
     modelstore_access *a = &f->owner_access;
     snprintf(a->kind, sizeof a->kind, "%s", kind);
     snprintf(a->job, sizeof a->job, "job1");
-    snprintf(a->carrier, sizeof a->carrier, "%s", tcp ? "socket" : carrier);
+    snprintf(a->tensor_path, sizeof a->tensor_path, "%s", tcp ? "socket" : tensor_path);
     snprintf(a->segment_dir, sizeof a->segment_dir, "%s", test_tmp());
     if (strcmp(kind, "memory") != 0)
         start_server(f, strcmp(kind, "database") == 0, tcp);
