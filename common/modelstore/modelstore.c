@@ -13,15 +13,23 @@ static const modelstore_ops *const table[] = {&modelstore_database, &modelstore_
 
 /* ---- access --------------------------------------------------------------------------------- */
 
-#define ACCESS_FIELDS(X) X(kind) X(address) X(user) X(password) X(job) X(tensor_path) X(segment_dir)
+/* Fields, and their names in the record. */
+#define ACCESS_FIELDS(X)                                                                           \
+    X(kind, "kind")                                                                                \
+    X(address, "address")                                                                          \
+    X(user, "user")                                                                                \
+    X(password, "password")                                                                        \
+    X(job, "job")                                                                                  \
+    X(tensor_path, "carrier")                                                                      \
+    X(segment_dir, "segment_dir")
 
 json_t *modelstore_access_json(const modelstore_access *a)
 {
     json_t *j = json_object();
     if (!j)
         return NULL;
-#define X(field)                                                                                   \
-    if (json_object_set_new(j, #field, json_string(a->field)) != 0) {                              \
+#define X(field, key)                                                                              \
+    if (json_object_set_new(j, key, json_string(a->field)) != 0) {                                 \
         json_decref(j);                                                                            \
         return NULL;                                                                               \
     }
@@ -48,15 +56,15 @@ int modelstore_access_parse(const json_t *json, modelstore_access *out, err *e)
     memset(out, 0, sizeof *out);
     json_object_foreach((json_t *)(uintptr_t)json, name, value)
     {
-#define X(field)                                                                                   \
-    if (strcmp(name, #field) == 0)                                                                 \
+#define X(field, key)                                                                              \
+    if (strcmp(name, key) == 0)                                                                    \
         continue;
         ACCESS_FIELDS(X)
 #undef X
         return err_set(e, ERR_INVALID, "model access: unknown field \"%.40s\"", name);
     }
-#define X(field)                                                                                   \
-    if (parse_field(json, #field, out->field, sizeof out->field, e))                               \
+#define X(field, key)                                                                              \
+    if (parse_field(json, key, out->field, sizeof out->field, e))                                  \
         return -1;
     ACCESS_FIELDS(X)
 #undef X
