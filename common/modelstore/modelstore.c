@@ -8,8 +8,13 @@
 #include "modelstore_redis.h"
 #include "modelstore_table.h"
 
-static const modelstore_ops *const table[] = {&modelstore_database, &modelstore_server,
-                                              &modelstore_memory};
+static const modelstore_ops *const table[] = {&modelstore_database, &modelstore_server};
+static const modelstore_ops *added; /* what the program brings itself */
+
+void modelstore_add(const modelstore_ops *ops)
+{
+    added = ops;
+}
 
 /* ---- access --------------------------------------------------------------------------------- */
 
@@ -141,6 +146,8 @@ int modelstore_open(const modelstore_access *a, modelstore_role role, int64_t de
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         if (strcmp(table[i]->name, a->kind) == 0)
             return table[i]->open(a, role, deadline_ms, out, e);
+    if (added && strcmp(added->name, a->kind) == 0)
+        return added->open(a, role, deadline_ms, out, e);
     return err_set(e, ERR_UNSUPPORTED, "no model store \"%.32s\"; there are: database, server",
                    a->kind);
 }

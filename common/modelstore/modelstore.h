@@ -49,7 +49,7 @@ typedef enum modelstore_role { MODELSTORE_OWNER, MODELSTORE_MEMBER } modelstore_
 /* All that a participant needs; the JSON form travels in `access` and `specialise`. */
 typedef struct modelstore_access {
     char kind[MODELSTORE_NAME_BYTES]; /* "database": merged inside Redis; "server": merged by the
-                                         owner; "memory": the fake */
+                                         owner; tests have "memory" */
     char address[MODELSTORE_ADDRESS_BYTES]; /* "unix:/path", "tcp:host:port"; fake: any name */
     char user[MODELSTORE_NAME_BYTES];
     char password[MODELSTORE_NAME_BYTES + 64];

@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/cuda_memory.h"
 #include "fake_driver.h"
+#include "modelstore_memory.h"
 #include "function-runtime/base/function_gpu.h"
 #include "common/base/clock.h"
 #include "function-runtime/train/group.h"
@@ -688,6 +689,7 @@ TEST_LIMIT(a_mean_on_the_device_is_adopted_only_if_it_is_the_reference, 60)
     setup s[2] = {0};
     trainer_result r;
     trainer_task task = {.parallelism = 2, .batch_count = 2, .lr = 0.05};
+    modelstore_memory_add();
     modelstore_access a = {.kind = "memory", .address = "here", .job = "j"};
     modelstore_state start = {.version = 3}, at;
     modelstore *owner;

@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "common/modelstore/resp.h"
+#include "modelstore_memory.h"
 #include "test.h"
 
 int64_t fixture_deadline(void)
@@ -98,7 +99,9 @@ void fixture_init(fixture *f, const char *kind, const char *tensor_path, uint64_
     snprintf(a->job, sizeof a->job, "job1");
     snprintf(a->tensor_path, sizeof a->tensor_path, "%s", tcp ? "socket" : tensor_path);
     snprintf(a->segment_dir, sizeof a->segment_dir, "%s", test_tmp());
-    if (strcmp(kind, "memory") != 0)
+    if (strcmp(kind, "memory") == 0)
+        modelstore_memory_add();
+    else
         start_server(f, strcmp(kind, "database") == 0, tcp);
     make_member(f);
     fixture_layout(floats, &f->layout);

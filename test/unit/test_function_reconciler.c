@@ -9,6 +9,7 @@
 #include "controller/operator/function_reconciler.h"
 #include "fake_kube.h"
 #include "test.h"
+#include "store_memory.h"
 
 enum { WAIT_MS = 15000 };
 
@@ -190,7 +191,7 @@ static void open_world(world *w)
                   json_pack("{s:{s:s}, s:[]}", "metadata", "resourceVersion", "1", "items"));
     w->access.server = strdup(fake_kube_url(w->server));
     snprintf(w->access.namespace_name, sizeof w->access.namespace_name, "test");
-    w->controller.store = store_open("memory:", &e);
+    w->controller.store = store_open(store_memory_locator(), &e);
     CHECK(w->controller.store);
     registry.functions = json_object();
     lead(w);

@@ -4,6 +4,7 @@
 #include "controller/ha/store_watch.h"
 #include "controller/jobs/job_manager_internal.h"
 #include "test.h"
+#include "store_memory.h"
 
 enum { PODS_MAX = 4, LINE_BYTES = 100, KEPT_LINES = CONTROLLER_LOG_BYTES_MAX / LINE_BYTES };
 
@@ -313,7 +314,7 @@ static void open_store(int parts)
 {
     char text[PART_BYTES];
     err e = ERR_INIT;
-    platform.store = store_open("memory:", &e);
+    platform.store = store_open(store_memory_locator(), &e);
     CHECK_OK(platform.store ? 0 : -1, e);
     platform.watch = store_watch_new(&platform);
     CHECK_OK(store_watch_start(platform.watch, &e), e);

@@ -10,6 +10,7 @@
 #include "controller/ha/store_watch.h"
 #include "controller/jobs/job_manager_internal.h"
 #include "test.h"
+#include "store_memory.h"
 
 enum { EPOCHS = 40000, TEXT_BYTES_MAX = 32 << 20, READ_BYTES = 16 << 10, GIVE_UP_MS = 15000 };
 
@@ -37,7 +38,7 @@ static void open_world(void)
     http_config c = {.host = "127.0.0.1", .routes = routes, .route_count = 1};
     err e = ERR_INIT;
     CHECK_OK(http_server_start(&c, &server, &e), e);
-    platform.store = store_open("memory:", &e);
+    platform.store = store_open(store_memory_locator(), &e);
     CHECK_OK(platform.store ? 0 : -1, e);
     platform.watch = store_watch_new(&platform);
     CHECK_OK(store_watch_start(platform.watch, &e), e);

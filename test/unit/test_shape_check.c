@@ -8,6 +8,7 @@
 #include "common/dataset/dataset.h"
 #include "controller/controller.h"
 #include "test.h"
+#include "store_memory.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SANITIZED = 1 };
@@ -205,7 +206,7 @@ TEST(that_it_is_not_known_is_kept_for_a_while)
     CHECK_OK(fs_path(program, &e, "%s/kubeml-function", test_tmp()), e);
     snprintf(script, sizeof script, crashes, asked);
     CHECK_OK(fs_write_file(program, script, strlen(script), 0700, &e), e);
-    c.store = store_open("memory:", &e);
+    c.store = store_open(store_memory_locator(), &e);
     CHECK(c.store);
     CHECK_OK(store_blob_put(c.store, "objects/f", "code", 4, &e), e);
     for (int i = 0; i < 3; i++)

@@ -1,4 +1,4 @@
-/* modelstore_memory.c: the model store within one process, for tests and the simulator. Stores are
+/* modelstore_memory.c: a model store within one process, for tests. Stores are
  * found by address and job; a store lives until it is dropped, so that handles come and go as
  * processes do. Each handle has slot memory of its own (publishing copies), so that what a killed
  * writer left half-written is never seen by others. */
@@ -7,9 +7,12 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "merge.h"
-#include "modelstore_redis.h"
-#include "modelstore_table.h"
+#include "common/modelstore/merge.h"
+#include "common/modelstore/modelstore_redis.h"
+#include "common/modelstore/modelstore_table.h"
+#include "modelstore_memory.h"
+
+static const modelstore_ops modelstore_memory; /* below */
 
 enum { LEDGER_STEP = 4096 };
 
@@ -454,7 +457,7 @@ static void memory_close(modelstore *m)
     free(m);
 }
 
-const modelstore_ops modelstore_memory = {
+static const modelstore_ops modelstore_memory = {
     .name = "memory",
     .open = memory_open,
     .create = memory_create,
@@ -470,3 +473,8 @@ const modelstore_ops modelstore_memory = {
     .drop = memory_drop,
     .close = memory_close,
 };
+
+void modelstore_memory_add(void)
+{
+    modelstore_add(&modelstore_memory);
+}

@@ -1,4 +1,4 @@
-/* store_memory.c: the store of tests and of the simulator: everything in this process's memory,
+/* store_memory.c: a store for tests: everything in this process's memory,
  * with the same promises but durability, and with failures on demand. See store.h.
  *
  * One lock a store. Chunk sets are counted: a reader keeps its set when the store lets go of it. */
@@ -12,7 +12,10 @@
 #include <unistd.h>
 
 #include "common/base/cleanup.h"
-#include "store_driver.h"
+#include "common/store/store_driver.h"
+#include "store_memory.h"
+
+static const store_driver store_memory; /* below */
 
 enum { ALIGNMENT = 64, BLOB_BYTES_MAX = 1 << 30 };
 
@@ -734,7 +737,7 @@ static const char *memory_scratch_dir(const store *s)
     return dir && *dir ? dir : "/tmp";
 }
 
-const store_driver store_memory = {
+static const store_driver store_memory = {
     .scheme = "memory:",
     .open = memory_open,
     .close = memory_close,
@@ -769,3 +772,9 @@ const store_driver store_memory = {
     .reader_view = memory_reader_view,
     .reader_info = memory_reader_info,
 };
+
+const char *store_memory_locator(void)
+{
+    store_add_driver(&store_memory);
+    return store_memory.scheme;
+}
