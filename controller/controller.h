@@ -12,8 +12,8 @@
  * cluster*.c           how pods are started and watched
  * leader.c, forward.c  several controllers: one leads, the others hand on to it
  *
- * Handlers work against the store by themselves and ask the owner (job_manager_run) for whatever is about
- * jobs and pods. */
+ * Handlers work against the store by themselves and ask the owner (job_manager_run) for whatever is
+ * about jobs and pods. */
 #ifndef KUBEML_CONTROLLER_H
 #define KUBEML_CONTROLLER_H
 
@@ -130,8 +130,8 @@ typedef struct registry_upload {
     const char *model; /* of the zoo, instead of files; with its options as zoo.h's text */
 } registry_upload;
 /* Compiles and stores; `update`: a new version of an existing one, otherwise ERR_EXISTS. A compile
- * error is kept (build_failure.h). *out is a new reference, and so is *said, what the compiler said where
- * it was called, well or not: members for an answer. */
+ * error is kept (build_failure.h). *out is a new reference, and so is *said, what the compiler said
+ * where it was called, well or not: members for an answer. */
 int registry_put(controller *c, const char *name, const registry_upload *u, bool update,
                  json_t **out, json_t **said, err *e);
 int registry_get(controller *c, const char *name, json_t **out, err *e);
@@ -149,13 +149,13 @@ int zoo_check(controller *c, const char *model, err *e);
 /* Its network for that data set's samples. ERR_UNSUPPORTED names the layer that does not take
  * them. */
 struct dataset_info;
-int zoo_shape_check(controller *c, const char *model, const struct dataset_info *data,
-             err *e);
+int zoo_shape_check(controller *c, const char *model, const struct dataset_info *data, err *e);
 
-/* code_shape_check.c: uploaded code's network for that data set's samples and labels. ERR_UNSUPPORTED names the
- * layer or the label; what cannot be known now is logged, and shows when the job starts. May take
- * seconds. */
-int code_shape_check(controller *c, const json_t *function, const struct dataset_info *data, err *e);
+/* code_shape_check.c: uploaded code's network for that data set's samples and labels.
+ * ERR_UNSUPPORTED names the layer or the label; what cannot be known now is logged, and shows when
+ * the job starts. May take seconds. */
+int code_shape_check(controller *c, const json_t *function, const struct dataset_info *data,
+                     err *e);
 
 /* helpers of the handlers, rest.c */
 void controller_random_id(char *out, size_t bytes); /* hex digits */

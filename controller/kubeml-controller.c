@@ -49,7 +49,7 @@ enum {
 
 typedef struct program {
     controller controller;
-    operator *mirror; /* NULL but on Kubernetes */
+    operator* mirror; /* NULL but on Kubernetes */
     sweeper *sweeper;
     kube_config lease_access;
     controller_options options;
@@ -263,8 +263,8 @@ static void print_config(const controller_config *c, const char *url)
         HTTP_URI_BYTES_MAX, HTTP_JSON_BYTES_MAX, HTTP_JSON_DEPTH_MAX, CONTROLLER_CODE_BYTES_MAX,
         REQUEST_INFER_BYTES_MAX, HTTP_BODIES_BYTES_MAX,
         (unsigned long long)CONTROLLER_UPLOAD_BYTES_MAX,
-        (unsigned long long)CONTROLLER_MODEL_BYTES_MAX, JOB_MANAGER_FOLLOWERS_MAX, JOB_MANAGER_SERVERS_MAX,
-        CONTROLLER_LOG_BYTES_MAX, JOB_MANAGER_LOGS_HELD_MAX);
+        (unsigned long long)CONTROLLER_MODEL_BYTES_MAX, JOB_MANAGER_FOLLOWERS_MAX,
+        JOB_MANAGER_SERVERS_MAX, CONTROLLER_LOG_BYTES_MAX, JOB_MANAGER_LOGS_HELD_MAX);
 }
 
 static int announce(program *p, err *e)

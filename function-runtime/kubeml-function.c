@@ -1,12 +1,12 @@
 /* kubeml-function.c: the program: a warm generic runtime that becomes a member of one job or serves
  * one model, and then ends; or `run`, which trains a file in this process.
  *
- *     kubeml-function --listen unix:PATH|tcp:HOST:PORT     (KUBEML_POOL_TOKEN_FILE: the pool's token)
- *     kubeml-function run FILE.c ...
- *     kubeml-function zoo [MODEL [SHAPE]]  (the models there are, or what is wrong with this one's
- *                                  text, or for samples of that shape, [channels, height, width,
+ *     kubeml-function --listen unix:PATH|tcp:HOST:PORT     (KUBEML_POOL_TOKEN_FILE: the pool's
+ * token) kubeml-function run FILE.c ... kubeml-function zoo [MODEL [SHAPE]]  (the models there are,
+ * or what is wrong with this one's text, or for samples of that shape, [channels, height, width,
  *                                  outputs], as JSON; kubeml-controller asks)
- *     kubeml-function fit OBJECT DATASET   (shape_check_run.h; kubeml-builder and kubeml-controller ask)
+ *     kubeml-function fit OBJECT DATASET   (shape_check_run.h; kubeml-builder and kubeml-controller
+ * ask)
  *
  * Exit status: 0 told to end, 75 (exit_cause.h) failed, 2 wrong usage. A process that ran user code
  * ends; it is never made warm again. */

@@ -169,7 +169,8 @@ typedef struct backend_peers {
     int (*lend)(backend_program *p, backend_ipc_handle *out, err *e);
     /* Whether it can open the models that it will read; and takes memory for a mean. ERR_NOMEM: it
      * does not fit; ERR_LIMIT: it is over the cap. */
-    int (*reduce_root)(backend_program *p, const backend_ipc_handle *of, int n, backend_ipc_handle *mean, err *e);
+    int (*reduce_root)(backend_program *p, const backend_ipc_handle *of, int n,
+                       backend_ipc_handle *mean, err *e);
     /* The sum over parameters, buffers, optimizer state and counters as they are now. */
     int (*sum)(backend_program *p, uint64_t *out, err *e);
     /* The leader: the weighted mean (weights sum to 1; those of 0 are not read), in that order,

@@ -159,15 +159,17 @@ typedef struct engine_peer {
     double weight;
 } engine_peer;
 int engine_lend(engine *m, backend_ipc_handle *out, err *e);
-int engine_reduce_root(engine *m, const backend_ipc_handle *of, int n, backend_ipc_handle *mean, err *e);
+int engine_reduce_root(engine *m, const backend_ipc_handle *of, int n, backend_ipc_handle *mean,
+                       err *e);
 int engine_fingerprint_now(engine *m, engine_fingerprint *out, err *e);
-/* The mean into the memory of engine_reduce_root; no model changes. Weights, bits, `bad` and errors as in
- * backend_peers. */
+/* The mean into the memory of engine_reduce_root; no model changes. Weights, bits, `bad` and errors
+ * as in backend_peers. */
 int engine_average_lent(engine *m, const engine_peer *of, int n, engine_fingerprint *mean, int *bad,
                         err *e);
 /* The model becomes the mean. ERR_CORRUPT: it lies there no more, and the model has to be
  * imported. */
-int engine_adopt(engine *m, const backend_ipc_handle *mean, const engine_fingerprint *fingerprint, err *e);
+int engine_adopt(engine *m, const backend_ipc_handle *mean, const engine_fingerprint *fingerprint,
+                 err *e);
 /* Models in processes of their own, each on a device of its own: ranks of a communicator
  * (backend_comm, errors too). */
 int engine_comm_device(engine *m, unsigned char device[BACKEND_DEVICE_BYTES], err *e);

@@ -52,7 +52,8 @@ int engine_lend(engine *m, backend_ipc_handle *out, err *e)
     return peers ? peers->lend(m->program, out, e) : -1;
 }
 
-int engine_reduce_root(engine *m, const backend_ipc_handle *of, int n, backend_ipc_handle *mean, err *e)
+int engine_reduce_root(engine *m, const backend_ipc_handle *of, int n, backend_ipc_handle *mean,
+                       err *e)
 {
     const backend_peers *peers = peers_of(m, e);
     return peers ? peers->reduce_root(m->program, of, n, mean, e) : -1;
@@ -78,15 +79,16 @@ int engine_average_lent(engine *m, const engine_peer *of, int n, engine_fingerpr
                        ENGINE_AVERAGE_MAX);
     mean->step = 0;
     for (int i = 0; i < n; i++) {
-        lent[i] =
-            (backend_lent){.where = of[i].where, .sum = of[i].fingerprint.sum, .weight = of[i].weight};
+        lent[i] = (backend_lent){
+            .where = of[i].where, .sum = of[i].fingerprint.sum, .weight = of[i].weight};
         if (of[i].weight > 0 && of[i].fingerprint.step > mean->step)
             mean->step = of[i].fingerprint.step;
     }
     return peers->average(m->program, lent, n, &mean->sum, bad, e);
 }
 
-int engine_adopt(engine *m, const backend_ipc_handle *mean, const engine_fingerprint *fingerprint, err *e)
+int engine_adopt(engine *m, const backend_ipc_handle *mean, const engine_fingerprint *fingerprint,
+                 err *e)
 {
     const backend_peers *peers = peers_of(m, e);
     if (!peers || peers->adopt(m->program, mean, fingerprint->sum, e))

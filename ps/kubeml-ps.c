@@ -194,8 +194,8 @@ static void hello(program *p, conn *c, json_t *m)
     if (!is_function && tokens_same(token, p->token)) {
         connections_admit(p->host.connections, c, CONN_CONTROLLER);
         connections_send(p->host.connections, c,
-                 json_pack("{s:s,s:s,s:i,s:i}", "type", "welcome", "role", "ps", "abi", WIRE_ABI,
-                           "pid", (int)getpid()));
+                         json_pack("{s:s,s:s,s:i,s:i}", "type", "welcome", "role", "ps", "abi",
+                                   WIRE_ABI, "pid", (int)getpid()));
         return;
     }
     log_warn("a hello with a wrong token");
@@ -371,7 +371,8 @@ static int open_all(program *p, err *e)
     if (why.code)
         log_error("redis-server does not run (yet): %s", why.message);
     if (!p->host.database || !(p->host.storage_worker = worker_start(e)) ||
-        !(p->host.nurse = worker_start(e)) || !(p->host.connections = connections_open(o->listen, &ops, p, e)))
+        !(p->host.nurse = worker_start(e)) ||
+        !(p->host.connections = connections_open(o->listen, &ops, p, e)))
         return -1;
     if (!o->advertise)
         return connections_address(p->host.connections, p->host.address, e);

@@ -191,7 +191,7 @@ static int ask(const builder_remote *where, const char *body, builder_result *ou
 }
 
 int builder_remote_shape_check(const builder_remote *where, const void *object, size_t len,
-                       const json_t *dataset, err *e)
+                               const json_t *dataset, err *e)
 {
     cleanup_json json_t *answer = NULL, *text = object_text(object, len);
     cleanup_json json_t *request =

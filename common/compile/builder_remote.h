@@ -31,7 +31,7 @@ int builder_remote_compile(const builder_remote *where, const builder_source *fi
 
 /* As shape_check, there. Asked once: a builder that is away leaves it unknown. */
 int builder_remote_shape_check(const builder_remote *where, const void *object, size_t len,
-                       const json_t *dataset, err *e);
+                               const json_t *dataset, err *e);
 
 /* What the compiler said: {"diagnostics": [{"file", "line", "column", "severity", "message"}],
  * "compiler_output"}. New reference. */

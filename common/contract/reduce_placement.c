@@ -41,13 +41,13 @@ static void choose(reduce_placement *out, reduce_path path, const char *text)
 static void choose_host(const reduce_facts *f, reduce_placement *out)
 {
     char text[REDUCE_TEXT_BYTES];
-    const char *on = !f->why_not                      ? ""
+    const char *on = !f->why_not                     ? ""
                      : f->wish == REDUCE_NCCL_WANTED ? "; not by NCCL: "
-                                                      : "; not on a GPU: ";
+                                                     : "; not on a GPU: ";
     text_print(text, sizeof text,
                "models are averaged on the host, in function order, through %s%s%.200s",
-               f->tensor_path && strcmp(f->tensor_path, "shm") == 0 ? "shared memory" : "sockets", on,
-               f->why_not ? f->why_not : "");
+               f->tensor_path && strcmp(f->tensor_path, "shm") == 0 ? "shared memory" : "sockets",
+               on, f->why_not ? f->why_not : "");
     choose(out, REDUCE_HOST, text);
 }
 

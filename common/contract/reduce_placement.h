@@ -1,5 +1,5 @@
-/* reduce_placement.h: where the models of a job's functions are averaged; decided once, at the job's start.
- * Pure. */
+/* reduce_placement.h: where the models of a job's functions are averaged; decided once, at the
+ * job's start. Pure. */
 #ifndef KUBEML_REDUCE_PLACEMENT_H
 #define KUBEML_REDUCE_PLACEMENT_H
 
@@ -14,7 +14,7 @@ typedef enum reduce_wish { REDUCE_ANY, REDUCE_NCCL_WANTED } reduce_wish;
 typedef enum reduce_path {
     REDUCE_HOST,   /* in function order, by common/modelstore/merge.h */
     REDUCE_DEVICE, /* on the one GPU that all have, in function order, with the host's bits */
-    REDUCE_IPC,   /* the same between processes: the leader reads the others' memory (CUDA IPC) */
+    REDUCE_IPC,    /* the same between processes: the leader reads the others' memory (CUDA IPC) */
     REDUCE_NCCL,   /* over several GPUs, in an order of NCCL's own: not exact */
 } reduce_path;
 
@@ -36,7 +36,7 @@ typedef struct reduce_facts {
 
 typedef struct reduce_placement {
     reduce_path path;
-    bool exact;                    /* the same plan gives the same bits */
+    bool exact;                   /* the same plan gives the same bits */
     char text[REDUCE_TEXT_BYTES]; /* for people: where, in which order, why */
 } reduce_placement;
 

@@ -147,7 +147,8 @@ void shard_plan_order(const shard_plan *d, int f, uint32_t *order)
     rng_permutation(&r, order, d->share[f]);
 }
 
-void shard_plan_locate(const shard_plan *d, int f, uint32_t index, uint32_t *chunk, uint32_t *offset)
+void shard_plan_locate(const shard_plan *d, int f, uint32_t index, uint32_t *chunk,
+                       uint32_t *offset)
 {
     assert(f >= 0 && f < d->spec.parallelism && index < d->share[f]);
     *chunk = d->chunk[d->begin[f] + index / d->spec.chunk_samples];
@@ -170,7 +171,8 @@ uint32_t shard_plan_rounds(const shard_plan *d, int k)
     return k == -1 ? 1 : (most + (uint32_t)k - 1) / (uint32_t)k;
 }
 
-void shard_plan_range(const shard_plan *d, int f, int k, uint32_t round, uint32_t *begin, uint32_t *count)
+void shard_plan_range(const shard_plan *d, int f, int k, uint32_t round, uint32_t *begin,
+                      uint32_t *count)
 {
     uint32_t batches = shard_plan_batches(d, f);
     uint64_t step = k == -1 ? batches : (uint64_t)k;
@@ -180,7 +182,7 @@ void shard_plan_range(const shard_plan *d, int f, int k, uint32_t round, uint32_
 }
 
 void shard_plan_samples(const shard_plan *d, int f, uint32_t batch, uint32_t count, uint64_t *begin,
-                  uint64_t *end)
+                        uint64_t *end)
 {
     assert(f >= 0 && f < d->spec.parallelism);
     uint64_t size = d->spec.batch_size, share = d->share[f];
@@ -190,7 +192,7 @@ void shard_plan_samples(const shard_plan *d, int f, uint32_t batch, uint32_t cou
 }
 
 void shard_plan_test_share(uint64_t test_samples, uint32_t chunk_samples, int parallelism, int f,
-                     uint32_t *begin, uint32_t *end, uint64_t *samples)
+                           uint32_t *begin, uint32_t *end, uint64_t *samples)
 {
     assert(parallelism > 0 && f >= 0 && f < parallelism);
     uint64_t chunks = shard_plan_chunks(test_samples, chunk_samples);

@@ -11,8 +11,8 @@
  * the samples of its share by (seed, epoch, function) and cuts that order into batches; the last
  * batch may be shorter.
  *
- * Nothing here allocates, except shard_plan_init; wrong numbers are refused by shard_plan_check, and everything
- * after it cannot fail. */
+ * Nothing here allocates, except shard_plan_init; wrong numbers are refused by shard_plan_check,
+ * and everything after it cannot fail. */
 #ifndef KUBEML_SHARD_PLAN_H
 #define KUBEML_SHARD_PLAN_H
 
@@ -40,9 +40,9 @@ typedef struct shard_plan_spec {
 typedef struct shard_plan {
     shard_plan_spec spec;
     uint32_t chunks;
-    uint32_t *chunk;       /* (chunks): the shares' chunk lists, one function after the other */
-    uint32_t *begin;       /* (parallelism + 1): where each function's list begins in `chunk` */
-    uint64_t *share;       /* (parallelism): samples of each function */
+    uint32_t *chunk; /* (chunks): the shares' chunk lists, one function after the other */
+    uint32_t *begin; /* (parallelism + 1): where each function's list begins in `chunk` */
+    uint64_t *share; /* (parallelism): samples of each function */
 } shard_plan;
 
 /* ERR_INVALID naming the field: 0 samples, chunks, batch or parallelism, or one over its limit. */
@@ -60,7 +60,8 @@ uint32_t shard_plan_chunk_count(const shard_plan *d, int f);
  * `order` is the caller's and holds share[f] entries. */
 void shard_plan_order(const shard_plan *d, int f, uint32_t *order);
 /* Where sample `index` of the share of f (an entry of shard_plan_order) lies. index < share[f]. */
-void shard_plan_locate(const shard_plan *d, int f, uint32_t index, uint32_t *chunk, uint32_t *offset);
+void shard_plan_locate(const shard_plan *d, int f, uint32_t index, uint32_t *chunk,
+                       uint32_t *offset);
 
 /* Batches of function f in the epoch; 0 for an empty share. */
 uint32_t shard_plan_batches(const shard_plan *d, int f);
@@ -68,14 +69,15 @@ uint32_t shard_plan_batches(const shard_plan *d, int f);
  * k = -1. */
 uint32_t shard_plan_rounds(const shard_plan *d, int k);
 /* The batches function f trains in a round without faults; *count is 0 when its share is done. */
-void shard_plan_range(const shard_plan *d, int f, int k, uint32_t round, uint32_t *begin, uint32_t *count);
+void shard_plan_range(const shard_plan *d, int f, int k, uint32_t round, uint32_t *begin,
+                      uint32_t *count);
 /* The positions [*begin, *end) of shard_plan_order that batches [batch, batch + count) cover. */
 void shard_plan_samples(const shard_plan *d, int f, uint32_t batch, uint32_t count, uint64_t *begin,
-                  uint64_t *end);
+                        uint64_t *end);
 
 /* Validation: function f of `parallelism` takes the contiguous chunks [*begin, *end) of the test
  * set, which hold *samples samples. Every chunk belongs to exactly one function. */
 void shard_plan_test_share(uint64_t test_samples, uint32_t chunk_samples, int parallelism, int f,
-                     uint32_t *begin, uint32_t *end, uint64_t *samples);
+                           uint32_t *begin, uint32_t *end, uint64_t *samples);
 
 #endif

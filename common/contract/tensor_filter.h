@@ -1,5 +1,5 @@
-/* tensor_filter.h: which of a model's tensors keep their drawn values where the others come from a file:
- * of a layer that the file's model has with other outputs, say.
+/* tensor_filter.h: which of a model's tensors keep their drawn values where the others come from a
+ * file: of a layer that the file's model has with other outputs, say.
  *
  * A list such as "fc,layer4.1" names tensors, or what they begin with up to a dot: "fc" is
  * fc.weight and fc.bias, and neither fc1.weight nor a tensor of the optimizer. */

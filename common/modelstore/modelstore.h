@@ -54,7 +54,7 @@ typedef struct modelstore_access {
     char user[MODELSTORE_NAME_BYTES];
     char password[MODELSTORE_NAME_BYTES + 64];
     char job[MODELSTORE_NAME_BYTES];
-    char tensor_path[MODELSTORE_NAME_BYTES];     /* "shm": one host; "socket" */
+    char tensor_path[MODELSTORE_NAME_BYTES]; /* "shm": one host; "socket" */
     char segment_dir[MODELSTORE_PATH_BYTES]; /* shm: folder of the segment; "": /dev/shm */
     /* Not in the JSON form: counts the chunks that travel over a socket; NULL: nobody looks. */
     _Atomic uint32_t *carried;

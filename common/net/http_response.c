@@ -18,8 +18,8 @@ struct http_stream {
     int fd;      /* the connection's, while that is suspended */
     bool suspended;
     int64_t quiet_ms; /* since when, or since when it was looked at */
-    bool ended; /* the owner wants no more */
-    bool dead;  /* the client is gone, or too slow */
+    bool ended;       /* the owner wants no more */
+    bool dead;        /* the client is gone, or too slow */
     http_stream *prev, *next;
 };
 
@@ -50,7 +50,7 @@ static void answer(http_request *r, unsigned status, const char *type,
 }
 
 void http_response_bytes(http_request *r, unsigned status, const char *type, const void *bytes,
-                       size_t len)
+                         size_t len)
 {
     struct MHD_Response *response =
         MHD_create_response_from_buffer(len, (void *)(uintptr_t)bytes, MHD_RESPMEM_MUST_COPY);
@@ -168,8 +168,8 @@ static void source_free(void *context)
 }
 
 void http_response_source(http_request *r, const char *type, uint64_t len,
-                        ssize_t (*read)(void *source, void *out, size_t max),
-                        void (*close)(void *source), void *context)
+                          ssize_t (*read)(void *source, void *out, size_t max),
+                          void (*close)(void *source), void *context)
 {
     source *s = malloc(sizeof *s);
     struct MHD_Response *response = NULL;

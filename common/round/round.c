@@ -371,10 +371,10 @@ static int check_config(const round_config *c, err *e)
         if (c->plan[i] < (shared ? c->parallelism : 1) || c->plan[i] > c->functions_max)
             return err_set(e, ERR_INVALID, "plan: %d functions in epoch %d", c->plan[i], i);
     return shard_plan_check(&(shard_plan_spec){.samples = c->train_samples,
-                                   .chunk_samples = c->chunk_samples,
-                                   .batch_size = (uint32_t)c->request.batch_size,
-                                   .parallelism = c->parallelism},
-                      e);
+                                               .chunk_samples = c->chunk_samples,
+                                               .batch_size = (uint32_t)c->request.batch_size,
+                                               .parallelism = c->parallelism},
+                            e);
 }
 
 static int allocate(round_machine *m, err *e)

@@ -82,7 +82,8 @@ typedef struct round_row {
     double loss_sum;                            /* over the samples */
     uint32_t batches;
     int slot;      /* where in the model store the contribution lies */
-    bool complete; /* ends its share: the share's chunks (shard_plan_chunk_list) all count from here on */
+    bool complete; /* ends its share: the share's chunks (shard_plan_chunk_list) all count from here
+                      on */
 } round_row;
 
 /* One merge: base_version and these rows make base_version + 1. Rows are in function order, which

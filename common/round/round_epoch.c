@@ -21,13 +21,13 @@ bool round_plan_epoch(round_machine *m, int epoch, int parallelism)
     m->began_ms = m->now_ms;
     m->seconds_before = 0;
     if (shard_plan_init(&m->shard_plan,
-                  &(shard_plan_spec){.seed = c->request.seed,
-                               .samples = c->train_samples,
-                               .chunk_samples = c->chunk_samples,
-                               .batch_size = (uint32_t)c->request.batch_size,
-                               .parallelism = parallelism,
-                               .epoch = (uint32_t)epoch},
-                  &e) < 0) {
+                        &(shard_plan_spec){.seed = c->request.seed,
+                                           .samples = c->train_samples,
+                                           .chunk_samples = c->chunk_samples,
+                                           .batch_size = (uint32_t)c->request.batch_size,
+                                           .parallelism = parallelism,
+                                           .epoch = (uint32_t)epoch},
+                        &e) < 0) {
         round_fail(m, "NoMemory", "%s", e.message);
         return false;
     }
@@ -75,8 +75,8 @@ void round_finish_epoch(round_machine *m)
     for (int f = 0; f < m->parallelism; f++) {
         member *b = &m->member[f];
         uint32_t begin, end;
-        shard_plan_test_share(m->config.test_samples, m->config.chunk_samples, m->parallelism, f, &begin,
-                        &end, &b->check_samples);
+        shard_plan_test_share(m->config.test_samples, m->config.chunk_samples, m->parallelism, f,
+                              &begin, &end, &b->check_samples);
         b->check = b->check_samples > 0 ? TASK_TODO : TASK_NONE;
     }
     round_tell_phase(m, "validating", true);

@@ -448,7 +448,8 @@ bool round_dismissed(const round_machine *m, int function, int incarnation)
 static bool did_not_fail_to_start(round_machine *m, int f, const char *reason)
 {
     member *b = &m->member[f];
-    if (b->lost_ready || b->start_failures == 0 || !MUTATE(42, exit_cause_is_disruption(reason), false))
+    if (b->lost_ready || b->start_failures == 0 ||
+        !MUTATE(42, exit_cause_is_disruption(reason), false))
         return false;
     b->lost_ready = true;
     b->start_failures--;

@@ -359,7 +359,7 @@ static void answer_whole(hop *h, http_request *r)
         return;
     }
     http_response_bytes(r, (unsigned)h->status, h->type, h->body.len ? h->body.bytes : "",
-                      h->body.len);
+                        h->body.len);
     hop_free(h);
 }
 

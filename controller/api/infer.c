@@ -2,11 +2,12 @@
  *
  * A runtime of the pool gets the model and its code (`serve`) and from then on belongs to that
  * model. A handler takes an idle one or makes one, talks to it over its connection, and puts it
- * back; two requests for a model run beside each other in two runtimes, up to JOB_MANAGER_SERVERS_MAX of
- * all. No more requests than that are at work, the others wait as the bytes they came in: as JSON
- * they are many times as large. So large ones are at work one after the other, and so are answers:
- * of these a runtime, where anybody's code runs, gets no more room than its model's outputs need.
- * Who waits for room has it in the order of coming: a large one is passed by no small ones.
+ * back; two requests for a model run beside each other in two runtimes, up to
+ * JOB_MANAGER_SERVERS_MAX of all. No more requests than that are at work, the others wait as the
+ * bytes they came in: as JSON they are many times as large. So large ones are at work one after the
+ * other, and so are answers: of these a runtime, where anybody's code runs, gets no more room than
+ * its model's outputs need. Who waits for room has it in the order of coming: a large one is passed
+ * by no small ones.
  */
 #include <assert.h>
 #include <pthread.h>
@@ -243,7 +244,8 @@ static int load(infer *i, server *s, const material *m, err *e)
 {
     cleanup_json json_t *answer = NULL;
     const json_t *function = json_object_get(m->record, "function");
-    if (job_manager_take_function(i->controller->job_manager, clock_deadline_ms(TAKE_MS), &s->wire, s->pod, e))
+    if (job_manager_take_function(i->controller->job_manager, clock_deadline_ms(TAKE_MS), &s->wire,
+                                  s->pod, e))
         return -1;
     store *st = i->controller->store;
     char locator[STORE_LOCATOR_BYTES] = "";

@@ -119,7 +119,8 @@ static void rest_metrics(http_request *r, void *context)
     if (metrics_write(c->metrics.all, &text, &e))
         http_response_error(r, &e);
     else
-        http_response_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", text.bytes, text.len);
+        http_response_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", text.bytes,
+                            text.len);
     buf_free(&text);
 }
 

@@ -255,7 +255,8 @@ void rest_model_delete(http_request *r, void *context)
     const char *id = http_param(r, "id");
     size_t count = 0;
     err e = ERR_INIT;
-    int status = name_check("job", id, NULL) ? no_model(id, &e) : job_delete_hold(c->job_manager, id, &e);
+    int status =
+        name_check("job", id, NULL) ? no_model(id, &e) : job_delete_hold(c->job_manager, id, &e);
     if (status == 0) {
         failpoint("controller.delete-model");
         status = upload_delete_model(c->store, id, &count, &e);

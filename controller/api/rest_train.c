@@ -66,7 +66,8 @@ void rest_task_get(http_request *r, void *context)
 {
     err e = ERR_INIT;
     json_t *out = NULL;
-    int status = job_query_task(((controller *)context)->job_manager, http_param(r, "id"), &out, &e);
+    int status =
+        job_query_task(((controller *)context)->job_manager, http_param(r, "id"), &out, &e);
     answer(r, status, out, &e);
 }
 
@@ -103,7 +104,8 @@ void rest_task_explain(http_request *r, void *context)
 {
     err e = ERR_INIT;
     json_t *out = NULL;
-    int status = job_query_explain(((controller *)context)->job_manager, http_param(r, "id"), &out, &e);
+    int status =
+        job_query_explain(((controller *)context)->job_manager, http_param(r, "id"), &out, &e);
     answer(r, status, out, &e);
 }
 
@@ -118,7 +120,8 @@ static void open_stream(http_request *r, job_manager *o, bool logs)
         http_response_error(r, &e);
     else
         job_manager_follow(
-            o, f, http_response_stream(r, logs ? "text/plain; charset=utf-8" : "text/event-stream"));
+            o, f,
+            http_response_stream(r, logs ? "text/plain; charset=utf-8" : "text/event-stream"));
 }
 
 void rest_task_events(http_request *r, void *context)

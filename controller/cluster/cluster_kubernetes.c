@@ -437,13 +437,13 @@ static bool living_uid(kube *k, const char *name, char uid[KUBE_UID_BYTES])
 static companion_objects beside_of(kube *k, const char *job, const char *name, const char *uid)
 {
     return (companion_objects){.client = k->calls,
-                         .templates = &k->templates,
-                         .namespace_name = k->access.namespace_name,
-                         .job = job,
-                         .ps_pod = name,
-                         .ps_uid = uid,
-                         .deadline_ms = clock_deadline_ms(BESIDE_MS),
-                         .owed = json_array()};
+                               .templates = &k->templates,
+                               .namespace_name = k->access.namespace_name,
+                               .job = job,
+                               .ps_pod = name,
+                               .ps_uid = uid,
+                               .deadline_ms = clock_deadline_ms(BESIDE_MS),
+                               .owed = json_array()};
 }
 
 /* The worker goes on where the owner's thread has waited long enough. */

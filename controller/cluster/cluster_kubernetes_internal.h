@@ -17,7 +17,7 @@
 
 enum {
     CALL_MS = 5000,
-    BESIDE_MS = 1000,      /* that the owner's thread waits for what stands beside a kubeml-ps */
+    BESIDE_MS = 1000, /* that the owner's thread waits for what stands beside a kubeml-ps */
     JOB_MANAGER_KNOWN_MS = 1000, /* the pods of a job are given out one after the other */
     LOG_MS = 2000, /* of a pod that is to be deleted: others wait for the worker meanwhile */
     DELETE_AFTER_MS = 100, /* so that the pods in its place are asked for before its log is */

@@ -294,7 +294,8 @@ static void make_owed(kube *k)
     json_array_remove(k->owed, 0);
     bool settled = !kube_lives(k, companion_objects_pod(one));
     pthread_mutex_unlock(&k->lock);
-    settled = settled || companion_objects_make_owed(k->work, one, clock_deadline_ms(CALL_MS), &wait_ms);
+    settled =
+        settled || companion_objects_make_owed(k->work, one, clock_deadline_ms(CALL_MS), &wait_ms);
     pthread_mutex_lock(&k->lock);
     if (settled) {
         kube_backoff_reset(&k->owed_backoff);

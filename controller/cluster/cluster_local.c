@@ -501,9 +501,9 @@ static void describe(local *l, local_pod *p)
     long oom = oom_kill_count();
     bool for_memory = s->signal == SIGKILL && !p->killed && oom > l->oom_kills;
     l->oom_kills = oom;
-    const char *reason = for_memory
-                             ? "OutOfMemory"
-                             : exit_cause_reason(s->exit_status, s->signal, s->role == POD_FUNCTION);
+    const char *reason =
+        for_memory ? "OutOfMemory"
+                   : exit_cause_reason(s->exit_status, s->signal, s->role == POD_FUNCTION);
     snprintf(s->reason, sizeof s->reason, "%s", reason);
     /* One that was about to end when it was asked has another status than what the asking makes. */
     bool made = s->signal ? s->signal == SIGTERM || (s->signal == SIGKILL && p->killed)

@@ -165,7 +165,7 @@ const char *companion_objects_pod(const json_t *owed)
 }
 
 bool companion_objects_make_owed(kube_client *c, const json_t *owed, int64_t deadline_ms,
-                           int64_t *wait_ms)
+                                 int64_t *wait_ms)
 {
     const char *job = text_of(owed, "job"), *what = text_of(owed, "what");
     kube_request r = {.method = "POST",

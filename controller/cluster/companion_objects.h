@@ -1,5 +1,6 @@
-/* companion_objects.h: what stands beside a job's kubeml-ps in the cluster: a Service, a NetworkPolicy
- * and a Secret, and a second NetworkPolicy where the job's functions are to reach each other.
+/* companion_objects.h: what stands beside a job's kubeml-ps in the cluster: a Service, a
+ * NetworkPolicy and a Secret, and a second NetworkPolicy where the job's functions are to reach
+ * each other.
  *
  * All are owned by the pod and go with it; each kubeml-ps of a job has its own, so that none waits
  * for the end of those before. The Secret is for people: the job's secret and the password of its
@@ -50,6 +51,6 @@ void companion_objects_publish(const companion_objects *b, const json_t *access)
 const char *companion_objects_pod(const json_t *owed);
 /* Tries once more. false: it is still owed, and is not to be tried within *wait_ms. */
 bool companion_objects_make_owed(kube_client *c, const json_t *owed, int64_t deadline_ms,
-                           int64_t *wait_ms);
+                                 int64_t *wait_ms);
 
 #endif

@@ -108,7 +108,7 @@ int build_failure_get(store *s, const char *name, json_t **out, err *e)
 static const char *words_of(const json_t *build_failure)
 {
     return strcmp(text_of(build_failure, "reason"), "CompileLimit") == 0 ? "was refused"
-                                                                   : "did not compile";
+                                                                         : "did not compile";
 }
 
 void build_failure_tell(store *s, const char *name, err *e)
@@ -126,8 +126,8 @@ static json_t *message_of(const json_t *function, const json_t *build_failure)
     if (!build_failure)
         return json_sprintf("version %d is in use", version);
     if (!function)
-        return json_sprintf("there is no version of it: its last upload %s: %s", words_of(build_failure),
-                            text_of(build_failure, "error"));
+        return json_sprintf("there is no version of it: its last upload %s: %s",
+                            words_of(build_failure), text_of(build_failure, "error"));
     return json_sprintf("version %d stays in use: the last upload %s: %s", version,
                         words_of(build_failure), text_of(build_failure, "error"));
 }

@@ -1,5 +1,5 @@
-/* build_failure.h: the last upload of each function's name that did not compile, for who asks later why
- * there is no such function, or no newer version of it.
+/* build_failure.h: the last upload of each function's name that did not compile, for who asks later
+ * why there is no such function, or no newer version of it.
  *
  * A record of collection `refusals` by the function's name, as the API shows it: {"when", "asked":
  * "create"|"update", "reason": "CompileError"|"CompileLimit", "error", "diagnostics": [{"file",
@@ -23,7 +23,8 @@ enum {
 /* Keeps that the build of an upload failed with `why`, and what the compiler said (`said` of
  * builder_said_json, borrowed, may be NULL). A store that does not take it is logged and no more:
  * whoever uploads is told of his code. */
-void build_failure_keep(store *s, const char *name, bool update, const err *why, const json_t *said);
+void build_failure_keep(store *s, const char *name, bool update, const err *why,
+                        const json_t *said);
 /* There need not be one. What fails is logged. */
 void build_failure_drop(store *s, const char *name);
 /* A new reference; ERR_NOT_FOUND. */
@@ -34,6 +35,7 @@ void build_failure_tell(store *s, const char *name, err *e);
 /* As the API explains a function, from its record and its refusal, either of which may be NULL:
  * {"name", "state", "reason", "message", "evidence", "version", "refused"}. New reference; NULL: no
  * memory. */
-json_t *build_failure_explain(const char *name, const json_t *function, const json_t *build_failure);
+json_t *build_failure_explain(const char *name, const json_t *function,
+                              const json_t *build_failure);
 
 #endif

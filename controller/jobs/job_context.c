@@ -227,7 +227,8 @@ void job_context_revoke(job_manager *o, job_context *s)
 {
     const char *data = json_string_value(json_object_get(s->dataset, "locator"));
     err e = ERR_INIT;
-    bool up = store_watch_up(o->controller->watch, NULL); /* else job_manager_store_back sees to them */
+    bool up =
+        store_watch_up(o->controller->watch, NULL); /* else job_manager_store_back sees to them */
     if ((up && data && store_revoke(o->controller->store, data, &e)) ||
         (up && s->locator[0] && store_revoke(o->controller->store, s->locator, &e)))
         log_warn("job %s: its users stay in the store for now: %s", s->id, e.message);
@@ -607,7 +608,7 @@ void jobs_save_unsaved(job_manager *o)
     json_t *record;
     void *next;
     end_untold(o);
-    json_object_foreach_safe(o->unsaved, next, id, record) {
+    json_object_foreach_safe (o->unsaved, next, id, record) {
         char name[JOB_ID_BYTES];
         cleanup_json json_t *own = json_incref(record);
         snprintf(name, sizeof name, "%s", id); /* the key goes with the entry */
@@ -628,18 +629,17 @@ static json_t *conditions_json(const json_t *conditions)
 {
     json_t *out = json_array(), *c;
     size_t i;
-    json_array_foreach((json_t *)(uintptr_t)conditions, i, c) {
+    json_array_foreach ((json_t *)(uintptr_t)conditions, i, c) {
         json_t *shown = json_object();
         copy_field(shown, "type", c, "type");
         const json_t *status = json_object_get(c, "status");
         json_object_set_new(shown, "status",
-                            json_string(json_is_string(status)  ? json_string_value(status)
+                            json_string(json_is_string(status) ? json_string_value(status)
                                         : json_is_true(status) ? "True"
                                                                : "False"));
         copy_field(shown, "reason", c, "reason");
         copy_field(shown, "message", c, "message");
-        rest_time(shown, "lastTransitionTime",
-                  json_integer_value(json_object_get(c, "since_ms")));
+        rest_time(shown, "lastTransitionTime", json_integer_value(json_object_get(c, "since_ms")));
         json_array_append_new(out, shown);
     }
     return out;
@@ -698,8 +698,8 @@ static json_t *gpus_json(const job_manager *o, const job *j)
     return list;
 }
 
-/* The store, when it is away: it is what a job waits for whose functions fetch data, long before its
- * kubeml-ps has something to write. */
+/* The store, when it is away: it is what a job waits for whose functions fetch data, long before
+ * its kubeml-ps has something to write. */
 static void explain(job_manager *o, jobs_look *look, const job *j, job_reason *out)
 {
     err away = ERR_INIT;

@@ -1,5 +1,6 @@
-/* job_delete.c: calls of job_manager.h that delete functions, datasets and what is left of jobs: nothing
- * that a job uses, and nothing that a job can begin to use meanwhile; see job_manager_call.h. */
+/* job_delete.c: calls of job_manager.h that delete functions, datasets and what is left of jobs:
+ * nothing that a job uses, and nothing that a job can begin to use meanwhile; see
+ * job_manager_call.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* job_manager.c: the owner's thread: calls, events, actions. See job_manager.h and job_manager_internal.h. */
+/* job_manager.c: the owner's thread: calls, events, actions. See job_manager.h and
+ * job_manager_internal.h. */
 #include "job_manager.h"
 
 #include <errno.h>
@@ -149,25 +150,16 @@ static void act(job_manager *o, const job_action *a)
         note_end(o, a->job);
         jobs_save(o, a->job);
         break;
-    case JOB_TAKE:
-        pool_take(o, a);
-        break;
-    case JOB_UNTAKE:
-        pool_untake(o, a);
-        break;
-    case JOB_SEND:
-        pool_send_job(o, a);
-        break;
-    case JOB_ATTACH:
-        pool_attach(o, a);
-        break;
-    case JOB_SPECIALISE:
-        pool_specialise(o, a);
-        break;
+    case JOB_TAKE: pool_take(o, a); break;
+    case JOB_UNTAKE: pool_untake(o, a); break;
+    case JOB_SEND: pool_send_job(o, a); break;
+    case JOB_ATTACH: pool_attach(o, a); break;
+    case JOB_SPECIALISE: pool_specialise(o, a); break;
     case JOB_TELL_LOST:
-        pool_tell(o, a->job->id, json_pack("{s:s, s:i, s:i, s:s, s:s}", "type", "lost", "function",
-                                           a->function, "incarnation", a->incarnation, "reason",
-                                           a->reason, "message", a->message));
+        pool_tell(o, a->job->id,
+                  json_pack("{s:s, s:i, s:i, s:s, s:s}", "type", "lost", "function", a->function,
+                            "incarnation", a->incarnation, "reason", a->reason, "message",
+                            a->message));
         break;
     case JOB_TELL_PARALLELISM:
         pool_tell(o, a->job->id,
@@ -175,21 +167,14 @@ static void act(job_manager *o, const job_action *a)
                             a->value));
         break;
     case JOB_TELL_STOP:
-        pool_tell(o, a->job->id, json_pack("{s:s, s:s, s:b}", "type", "stop", "reason",
-                                           a->value ? a->message : a->reason, "suspend", a->value));
+        pool_tell(o, a->job->id,
+                  json_pack("{s:s, s:s, s:b}", "type", "stop", "reason",
+                            a->value ? a->message : a->reason, "suspend", a->value));
         break;
-    case JOB_TELL_BYE:
-        pool_tell(o, a->job->id, json_pack("{s:s}", "type", "bye"));
-        break;
-    case JOB_STOP:
-        pool_stop(o, a->pod, a->value);
-        break;
-    case JOB_CHANGED:
-        follow_state(o, a->job->id);
-        break;
-    case JOB_DONE:
-        job_done(o, a->job);
-        break;
+    case JOB_TELL_BYE: pool_tell(o, a->job->id, json_pack("{s:s}", "type", "bye")); break;
+    case JOB_STOP: pool_stop(o, a->pod, a->value); break;
+    case JOB_CHANGED: follow_state(o, a->job->id); break;
+    case JOB_DONE: job_done(o, a->job); break;
     }
 }
 
@@ -589,8 +574,8 @@ static void tell_history(job_manager *o, const job *j)
     const json_t *writer = json_object_get(history, "generation");
     if (json_is_integer(writer))
         job_manager_event(o, &(job_event){.type = JOB_PS_BEFORE,
-                                    .job = j->id,
-                                    .incarnation = (int)json_integer_value(writer)});
+                                          .job = j->id,
+                                          .incarnation = (int)json_integer_value(writer)});
     const char *state = json_string_value(json_object_get(history, "state"));
     if (!state || !job_state_from_name(state, &v.state) || v.state < JOB_SUCCEEDED)
         return;

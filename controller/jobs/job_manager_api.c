@@ -177,7 +177,8 @@ static void run_submit(job_manager *o, void *arg)
         return;
     }
     snprintf(c->new_id, JOB_ID_BYTES, "%s", id);
-    cleanup_json json_t *asked = request_json(c->request), *note = job_context_note(s->dataset, asked);
+    cleanup_json json_t *asked = request_json(c->request),
+                        *note = job_context_note(s->dataset, asked);
     log_context(id, -1, -1);
     if (s->user[0])
         log_info("asked for by %s", s->user);
@@ -192,7 +193,8 @@ static void run_submit(job_manager *o, void *arg)
     c->status = 0;
 }
 
-int job_manager_submit(job_manager *o, const request *r, const char *user, char id[40], json_t **note, err *e)
+int job_manager_submit(job_manager *o, const request *r, const char *user, char id[40],
+                       json_t **note, err *e)
 {
     if (check_init(o, r, e) || job_context_shape_check(o, r, e))
         return -1;
@@ -206,7 +208,8 @@ int job_manager_submit_as(job_manager *o, const request *r, const char *id, err 
     char same[JOB_ID_BYTES];
     /* A request through the API is not taken without a store. Here no model would be found in it.
      */
-    if (!store_watch_up(o->controller->watch, e) || check_init(o, r, e) || job_context_shape_check(o, r, e))
+    if (!store_watch_up(o->controller->watch, e) || check_init(o, r, e) ||
+        job_context_shape_check(o, r, e))
         return -1;
     job_manager_call c = {.request = r, .id = id, .user = "", .new_id = same};
     job_manager_run(o, run_submit, &c);
@@ -287,7 +290,8 @@ static void run_suspend(job_manager *o, void *arg)
     if (j && !job_ended(j)) {
         job_manager_event(
             o, &(job_event){
-                   .type = JOB_SUSPEND, .job = c->id,
+                   .type = JOB_SUSPEND,
+                   .job = c->id,
                    .message = "it was asked to stop at its next merge; resume goes on from there"});
         return;
     }
@@ -370,9 +374,9 @@ static void run_resume(job_manager *o, void *arg)
     const job *j = jobs_find(o->machine, c->id);
     if (j) {
         bool stops = !job_ended(j) && j->verdict && j->verdict_state == JOB_SUSPENDED;
-        c->status = err_set(&c->why, ERR_CONFLICT, "job %s %s", c->id,
-                            stops ? "stops at its next merge: it can be resumed then"
-                                  : "has not ended");
+        c->status =
+            err_set(&c->why, ERR_CONFLICT, "job %s %s", c->id,
+                    stops ? "stops at its next merge: it can be resumed then" : "has not ended");
         return;
     }
     if (json_object_get(o->held, c->id)) {

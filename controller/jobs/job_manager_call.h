@@ -1,8 +1,8 @@
-/* job_manager_call.h: what the files behind job_manager.h's calls share. Each call packs its arguments, runs in
- * the owner's thread (job_manager_run) and waits.
+/* job_manager_call.h: what the files behind job_manager.h's calls share. Each call packs its
+ * arguments, runs in the owner's thread (job_manager_run) and waits.
  *
- * job_manager_api.c: submit, stop, resume; job_query.c: what the API shows; job_delete.c: what may be
- * deleted, and what is held while it is. */
+ * job_manager_api.c: submit, stop, resume; job_query.c: what the API shows; job_delete.c: what may
+ * be deleted, and what is held while it is. */
 #ifndef KUBEML_JOB_MANAGER_CALL_H
 #define KUBEML_JOB_MANAGER_CALL_H
 
@@ -35,7 +35,8 @@ int held_check(const job_manager *o, const char *kind, const char *name, err *e)
 
 /* In the caller's thread. */
 
-/* Waits until a job that has ended or is stopped is let go by the machine; at most JOB_MANAGER_DRAIN_MS.
+/* Waits until a job that has ended or is stopped is let go by the machine; at most
+ * JOB_MANAGER_DRAIN_MS.
  */
 void job_delete_wait_drained(job_manager *o, const char *id);
 

@@ -1,5 +1,5 @@
-/* job_manager_follow.c: open event streams of jobs, and the places of these and of log streams, which are
- * log_reader.c's.
+/* job_manager_follow.c: open event streams of jobs, and the places of these and of log streams,
+ * which are log_reader.c's.
  *
  * Events are server-sent events: "state" with the task, at each change of state or reason, and
  * "epoch" with an epoch's figures. A new follower first gets what was before.
@@ -164,7 +164,8 @@ void follow_free(job_manager *o, follower *f)
 int follow_place(job_manager *o, const char *id, bool logs, follower **out, err *e)
 {
     if (atomic_load(&o->follower_count) >= JOB_MANAGER_FOLLOWERS_MAX)
-        return err_set(e, ERR_UNAVAILABLE, "%d streams are open already", JOB_MANAGER_FOLLOWERS_MAX);
+        return err_set(e, ERR_UNAVAILABLE, "%d streams are open already",
+                       JOB_MANAGER_FOLLOWERS_MAX);
     follower *f = calloc(1, sizeof *f);
     if (!f)
         return err_set(e, ERR_NOMEM, "no memory for a stream");
@@ -179,7 +180,8 @@ int follow_recall(job_manager *o, follower *f, err *e)
 {
     f->epochs = epochs_of_history(o->controller->store, f->id);
     f->recalled = json_array_size(f->epochs);
-    if (atomic_fetch_add(&o->pasts_epochs, f->recalled) + f->recalled <= JOB_MANAGER_PASTS_EPOCHS_MAX)
+    if (atomic_fetch_add(&o->pasts_epochs, f->recalled) + f->recalled <=
+        JOB_MANAGER_PASTS_EPOCHS_MAX)
         return 0;
     return err_set(e, ERR_UNAVAILABLE,
                    "the events of %d epochs at most are held for clients that read them still",

@@ -83,13 +83,13 @@ typedef struct link_pod {
     bool more;              /* `wire` may hold messages that have been read: poll knows of none */
     char job[JOB_ID_BYTES]; /* "" */
     int function, incarnation;
-    bool attach;          /* say `attach` after welcome */
-    bool found;           /* of an earlier controller: it is not ours to make ready */
-    int64_t dial_ms;      /* next try, or the end of this one; INT64_MAX: none */
+    bool attach;     /* say `attach` after welcome */
+    bool found;      /* of an earlier controller: it is not ours to make ready */
+    int64_t dial_ms; /* next try, or the end of this one; INT64_MAX: none */
     int64_t dial_wait_ms;
-    int64_t since_ms;     /* in this use */
-    int64_t silent_ms;    /* since when its node answers no dial; INT64_MAX: it does */
-    int64_t heard_ms;     /* kubeml-ps: the owner's listened_ms when it last said something */
+    int64_t since_ms;  /* in this use */
+    int64_t silent_ms; /* since when its node answers no dial; INT64_MAX: it does */
+    int64_t heard_ms;  /* kubeml-ps: the owner's listened_ms when it last said something */
     /* That it was made ready on, or that it has, being elsewhere; -1: none, it can be told any, or
      * it has shown none. */
     int gpu;
@@ -97,7 +97,7 @@ typedef struct link_pod {
     struct take_waiter *waiter; /* of job_manager_take_function */
     bool untaken;               /* by the node that it is placed on */
     bool kept_back;             /* another is to start in its place, anywhere */
-    char waits_reason[32]; /* why it does not start, as the cluster says; "" */
+    char waits_reason[32];      /* why it does not start, as the cluster says; "" */
     char waits_message[CLUSTER_MESSAGE_BYTES];
     struct link_pod *next;
 } link_pod;
@@ -115,16 +115,17 @@ typedef struct job_context {
     char id[JOB_ID_BYTES];
     char secret[JOB_SECRET_TEXT_BYTES];
     char user[NAME_BYTES]; /* who asked for it; "" */
-    json_t *function; /* {"name", "version", "digest", "object"} */
-    json_t *dataset;  /* as the `job` message wants it; with "locator" while job_context_access holds */
-    json_t *info;     /* dataset_info_json: a trained model is served by it */
-    json_t *access;   /* of kubeml-ps, opaque; NULL */
-    json_t *epochs;   /* epoch messages as the API shows them */
-    json_t *usage;    /* what its functions use, as kubeml-ps told last; NULL */
-    json_t *plan;     /* recorded parallelism to replay, NULL */
+    json_t *function;      /* {"name", "version", "digest", "object"} */
+    json_t
+        *dataset; /* as the `job` message wants it; with "locator" while job_context_access holds */
+    json_t *info; /* dataset_info_json: a trained model is served by it */
+    json_t *access; /* of kubeml-ps, opaque; NULL */
+    json_t *epochs; /* epoch messages as the API shows them */
+    json_t *usage;  /* what its functions use, as kubeml-ps told last; NULL */
+    json_t *plan;   /* recorded parallelism to replay, NULL */
     char sha256[72];
     char averaging[REDUCE_TEXT_BYTES]; /* where its models are averaged; "": not decided yet */
-    blob *object;     /* open while functions may be started */
+    blob *object;                      /* open while functions may be started */
     char object_path[FS_PATH_BYTES];
     char locator[STORE_LOCATOR_BYTES]; /* of the store for kubeml-ps; "": none was made */
     job_times times;
@@ -215,15 +216,15 @@ struct job_manager {
     link_pod *pods;
     job_context *sides; /* all, and by the hash of their ids */
     job_context *job_context_by_id[JOB_CONTEXT_HASHES];
-    follower *followers;       /* of events */
-    atomic_int follower_count; /* of logs too, and those whose stream is yet to come */
+    follower *followers;        /* of events */
+    atomic_int follower_count;  /* of logs too, and those whose stream is yet to come */
     atomic_size_t pasts_epochs; /* of jobs that have ended, that followers hold */
     log_reader *reader;
     event *events, **events_end;
     int slots;
     cluster_gpu gpu[GPU_COUNT_MAX]; /* where functions are placed, by the machine's index */
     int gpus;
-    bool mps; /* its daemon runs */
+    bool mps;            /* its daemon runs */
     bool gpus_elsewhere; /* `gpu` is what pods have shown, of 0 bytes what is gone; the others 0 */
     /* while a job waits for one: when the next pod is started to learn of another, and the wait
      * after that */
@@ -234,13 +235,13 @@ struct job_manager {
                        datasets that are, as "function/NAME" */
     json_t
         *beginners; /* of jobs suspended before a checkpoint: the id of the model to begin with */
-    json_t *algorithms; /* a text: job_manager_algorithms.c; NULL: not read yet */
+    json_t *algorithms;              /* a text: job_manager_algorithms.c; NULL: not read yet */
     uint64_t measured[MEASURED_MAX]; /* sorts of functions, likewise */
     unsigned measured_count;         /* ever; the oldest give way */
-    json_t *unsaved; /* records of jobs by their id, for when the store is back */
-    json_t *untold;  /* likewise how they ended, of which their histories do not say it */
-    err untold_why;  /* why the store did not take one of these just now */
-    json_t *news;    /* ids for job_query_news; NULL: nobody asks */
+    json_t *unsaved;                 /* records of jobs by their id, for when the store is back */
+    json_t *untold; /* likewise how they ended, of which their histories do not say it */
+    err untold_why; /* why the store did not take one of these just now */
+    json_t *news;   /* ids for job_query_news; NULL: nobody asks */
     int64_t pool_retry_ms;
     int64_t pool_wait_ms; /* until the pool tries again, doubled with each pod that did not start */
     int patience;         /* doubled with pods that were stuck: a node may be slow, too */
@@ -279,8 +280,9 @@ void pool_untake(job_manager *o, const job_action *a);
 void pool_stop(job_manager *o, const char *name, int grace_ms);
 void pool_ended(job_manager *o, const pod *p);
 void pool_changed(job_manager *o, const pod *p); /* its address is known, or why it waits */
-void pool_find_all(job_manager *o);  /* at start: what the cluster has */
-void pool_dialled(job_manager *o, link_pod *p, int64_t now_ms); /* it is writable, or its time is over */
+void pool_find_all(job_manager *o);              /* at start: what the cluster has */
+void pool_dialled(job_manager *o, link_pod *p,
+                  int64_t now_ms); /* it is writable, or its time is over */
 /* The connections were looked at: what had come by then is read in this turn, before
  * pool_timers. */
 void pool_listened(job_manager *o, int64_t polled_ms);
@@ -294,8 +296,8 @@ void pool_close(job_manager *o);
 void pool_use(link_pod *p, pod_use use);
 void pool_hang_up(link_pod *p);
 /* An event of the machine about this pod. */
-void pool_event(job_manager *o, const link_pod *p, job_event_type type, err_code code, const char *reason,
-                const char *message);
+void pool_event(job_manager *o, const link_pod *p, job_event_type type, err_code code,
+                const char *reason, const char *message);
 void pool_welcome(job_manager *o, link_pod *p, const json_t *m); /* the first frame it sends */
 /* `gpu` -1: for any, or none. NULL with the cluster's errors, ERR_NOMEM. */
 link_pod *pool_start(job_manager *o, pod_role role, int gpu, err *e);
@@ -317,21 +319,22 @@ void pool_gpu_forget(job_manager *o, int gpu);         /* if no pod is on it any
 void pool_send_job(job_manager *o, const job_action *a);
 void pool_attach(job_manager *o, const job_action *a);
 void pool_specialise(job_manager *o, const job_action *a);
-void pool_specialise_waiting(job_manager *o); /* whose turn has come */
-void pool_tell(job_manager *o, const char *id, json_t *message);    /* to its kubeml-ps; steals */
-void pool_send(job_manager *o, link_pod *p, json_t *message);       /* steals */
+void pool_specialise_waiting(job_manager *o);                    /* whose turn has come */
+void pool_tell(job_manager *o, const char *id, json_t *message); /* to its kubeml-ps; steals */
+void pool_send(job_manager *o, link_pod *p, json_t *message);    /* steals */
 void pool_tell_known(job_manager *o, link_pod *p); /* what is measured, where it waits on a GPU */
-void pool_broken(job_manager *o, link_pod *p, const err *why);      /* its connection has ended */
+void pool_broken(job_manager *o, link_pod *p, const err *why); /* its connection has ended */
 void pool_readable(job_manager *o, link_pod *p);
-/* A job's pod has ended: what it said before that is taken first, since the news of its end may come
- * before its last words have been read. */
+/* A job's pod has ended: what it said before that is taken first, since the news of its end may
+ * come before its last words have been read. */
 void pool_hear_out(job_manager *o, const char *name);
 
 /* job_context.c */
 job_context *job_context_find(job_manager *o, const char *id);
 job_context *job_context_new(job_manager *o, const char *id);
 void job_context_drop(job_manager *o, const char *id);
-json_t *job_context_record(const job_manager *o, const job_context *s, const job *j); /* new reference */
+json_t *job_context_record(const job_manager *o, const job_context *s,
+                           const job *j); /* new reference */
 /* Gives a record the numbers that its GPUs, which it names, have now; older ones name none. */
 void job_context_find_gpus(const job_manager *o, json_t *record);
 int job_context_restore(job_manager *o, const json_t *record, job_context **out, err *e);
@@ -372,7 +375,8 @@ void history_end(job_manager *o, const char *id, const job_ending *ending);
  * where a history is not, and are not written while the watch knows of a failure. */
 void history_try_again(job_manager *o);
 void jobs_save_record(job_manager *o, const char *id, json_t *record); /* borrows it */
-/* What a job's newest record (its "job") says of the model that it begins with, for job_delete_hold. */
+/* What a job's newest record (its "job") says of the model that it begins with, for
+ * job_delete_hold. */
 void held_note(job_manager *o, const char *id, const json_t *saved);
 void jobs_save_unsaved(job_manager *o); /* and how jobs ended, in their histories */
 json_t *epochs_of_history(store *st, const char *id);
@@ -436,8 +440,9 @@ int follow_place(job_manager *o, const char *id, bool logs, follower **out, err 
 /* Reads the past of a job that has ended, in the thread that asks: before follow_begin.
  * ERR_UNAVAILABLE: there is no room for it. */
 int follow_recall(job_manager *o, follower *f, err *e);
-void follow_begin(job_manager *o, follower *f); /* takes it; without a stream its place is free again */
-void follow_free(job_manager *o, follower *f);  /* closes its stream; from any thread */
+void follow_begin(job_manager *o,
+                  follower *f); /* takes it; without a stream its place is free again */
+void follow_free(job_manager *o, follower *f); /* closes its stream; from any thread */
 void follow_state(job_manager *o, const char *id);
 void follow_end(job_manager *o, const char *id); /* after the last word */
 void follow_timers(job_manager *o, int64_t now_ms);

@@ -59,8 +59,7 @@ void usage_take(job_manager *o, const char *id, const json_t *rows)
         return;
     usage_drop(o, id);
     s->usage = json_array();
-    json_array_foreach((json_t *)(uintptr_t)rows, i, row)
-    {
+    json_array_foreach ((json_t *)(uintptr_t)rows, i, row) {
         shown = json_pack("{s:s}", "job", id);
         json_object_update(shown, row);
         if (!json_object_get(row, "gpu"))

@@ -53,7 +53,7 @@ static bool has_task(const json_t *list, const char *id)
 {
     size_t i;
     json_t *task;
-    json_array_foreach((json_t *)(uintptr_t)list, i, task)
+    json_array_foreach ((json_t *)(uintptr_t)list, i, task)
         if (strcmp(json_string_value(json_object_get(task, "id")), id) == 0)
             return true;
     return false;
@@ -201,7 +201,7 @@ int job_query_explain(job_manager *o, const char *id, json_t **out, err *e)
     const json_t *note = json_object_get(task, "note");
     if (json_is_string(note))
         json_array_append_new(evidence, json_string(json_string_value(note)));
-    json_array_foreach(json_object_get(task, "gpus"), i, gpu)
+    json_array_foreach (json_object_get(task, "gpus"), i, gpu)
         json_array_append_new(
             evidence, json_sprintf("function %d is on GPU %s", (int)i, json_string_value(gpu)));
     const char *reason = json_string_value(json_object_get(task, "reason"));
@@ -289,8 +289,8 @@ static void run_forget_waiter(job_manager *o, void *arg)
             p->waiter = NULL;
 }
 
-int job_manager_take_function(job_manager *o, int64_t deadline_ms, wire **out, char name[CLUSTER_NAME_BYTES],
-                        err *e)
+int job_manager_take_function(job_manager *o, int64_t deadline_ms, wire **out,
+                              char name[CLUSTER_NAME_BYTES], err *e)
 {
     take_waiter w = {0};
     job_manager_call c = {.waiter = &w};

@@ -2,15 +2,15 @@
  * megabytes, and an API server may take seconds for it.
  *
  * It has three kinds of work, one at a time. A log that was asked for (log_reader_read). Open log
- * streams: they are looked at every JOB_MANAGER_LOG_POLL_MS, or as much later as looking takes, one look
- * a job for all who follow it; one whose client has not taken what was there is passed over, and
- * goes on later where it stood. The log of a job that has ended: its followers get the rest of it,
- * it is put into the store, and then the owner's thread goes on with the job (job_archived). So
+ * streams: they are looked at every JOB_MANAGER_LOG_POLL_MS, or as much later as looking takes, one
+ * look a job for all who follow it; one whose client has not taken what was there is passed over,
+ * and goes on later where it stood. The log of a job that has ended: its followers get the rest of
+ * it, it is put into the store, and then the owner's thread goes on with the job (job_archived). So
  * nothing is put away while it is read, and nothing comes twice.
  *
- * What is held for clients that have not taken it is JOB_MANAGER_LOGS_HELD_MAX at most. A log that does
- * not fit is refused; a stream gets half of the room that is left, which leaves the next one some,
- * and a line in the place of the rest.
+ * What is held for clients that have not taken it is JOB_MANAGER_LOGS_HELD_MAX at most. A log that
+ * does not fit is refused; a stream gets half of the room that is left, which leaves the next one
+ * some, and a line in the place of the rest.
  *
  * It asks the owner's thread by job_manager_run, which never waits for it. */
 #include <stdio.h>
@@ -66,7 +66,8 @@ struct log_reader {
 static size_t room_of(log_reader *r)
 {
     pthread_mutex_lock(&r->lock);
-    size_t room = r->held < JOB_MANAGER_LOGS_HELD_MAX ? (JOB_MANAGER_LOGS_HELD_MAX - r->held) / 2 : 0;
+    size_t room =
+        r->held < JOB_MANAGER_LOGS_HELD_MAX ? (JOB_MANAGER_LOGS_HELD_MAX - r->held) / 2 : 0;
     pthread_mutex_unlock(&r->lock);
     return room < JOB_MANAGER_LOG_BYTES_MAX ? room : JOB_MANAGER_LOG_BYTES_MAX;
 }
@@ -157,10 +158,11 @@ static void give(log_reader *r, reading *x)
     buf_init(&text, JOB_MANAGER_LOG_BYTES_MAX);
     x->status = read_whole(r, x->id, &text, &x->why) || buf_reserve(&text, 0, &x->why) ? -1 : 0;
     if (x->status == 0 && !hold(r, text.len))
-        x->status = err_set(&x->why, ERR_UNAVAILABLE,
-                            "the log of job %.40s has %zu MiB, and there is no room: %d MiB of logs "
-                            "at most are held for others that have not taken them yet",
-                            x->id, text.len >> 20, JOB_MANAGER_LOGS_HELD_MAX >> 20);
+        x->status =
+            err_set(&x->why, ERR_UNAVAILABLE,
+                    "the log of job %.40s has %zu MiB, and there is no room: %d MiB of logs "
+                    "at most are held for others that have not taken them yet",
+                    x->id, text.len >> 20, JOB_MANAGER_LOGS_HELD_MAX >> 20);
     if (x->status == 0) {
         shrink(&text);
         x->len = text.len;

@@ -101,12 +101,17 @@ void pool_use(link_pod *p, pod_use use)
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-void pool_event(job_manager *o, const link_pod *p, job_event_type type, err_code code, const char *reason,
-                 const char *message)
+void pool_event(job_manager *o, const link_pod *p, job_event_type type, err_code code,
+                const char *reason, const char *message)
 {
-    job_manager_event(o, &(job_event){.type = type, .job = p->job, .pod = p->name,
-                                .function = p->function, .incarnation = p->incarnation,
-                                .code = code, .reason = reason, .message = message});
+    job_manager_event(o, &(job_event){.type = type,
+                                      .job = p->job,
+                                      .pod = p->name,
+                                      .function = p->function,
+                                      .incarnation = p->incarnation,
+                                      .code = code,
+                                      .reason = reason,
+                                      .message = message});
 }
 
 static void waiter_done(job_manager *o, link_pod *p, const err *why)
@@ -248,7 +253,8 @@ static int gpu_chosen(const job_manager *o, const char *id, int function)
 /* The oldest; one that is ready on the function's GPU before one that is on none. A job counts on
  * none that is made for long: it gets that one all the same where it is ready first
  * (give_or_keep). `id` NULL: for no job. */
-static link_pod *find_generic(job_manager *o, pod_role role, pod_use use, const char *id, int function)
+static link_pod *find_generic(job_manager *o, pod_role role, pod_use use, const char *id,
+                              int function)
 {
     link_pod *oldest = NULL;
     for (link_pod *p = o->pods; p; p = p->next)
@@ -293,10 +299,13 @@ void pool_take(job_manager *o, const job_action *a)
     if (!p)
         p = pool_start(o, role, -1, &e);
     if (!p) {
-        job_manager_event(o,
-                    &(job_event){.type = JOB_POD_FAILED, .job = a->job->id, .function = a->function,
-                                 .incarnation = a->incarnation, .code = e.code,
-                                 .reason = "PodNotStarted", .message = e.message});
+        job_manager_event(o, &(job_event){.type = JOB_POD_FAILED,
+                                          .job = a->job->id,
+                                          .function = a->function,
+                                          .incarnation = a->incarnation,
+                                          .code = e.code,
+                                          .reason = "PodNotStarted",
+                                          .message = e.message});
         return;
     }
     reserve(p, a->job->id, a->function, a->incarnation);
@@ -697,7 +706,8 @@ int64_t pool_deadline(const job_manager *o)
         first = stuck_at(o, p) < first ? stuck_at(o, p) : first;
         if (p->talk == TALK_LIVE && o->polled_ms + POD_LISTEN_MS < first)
             first = o->polled_ms + POD_LISTEN_MS;
-        if (p->use == USE_WARM && p->since_ms + JOB_MANAGER_POOL_IDLE_MS + 1 > clock_monotonic_ms() &&
+        if (p->use == USE_WARM &&
+            p->since_ms + JOB_MANAGER_POOL_IDLE_MS + 1 > clock_monotonic_ms() &&
             p->since_ms + JOB_MANAGER_POOL_IDLE_MS + 1 < first)
             first = p->since_ms + JOB_MANAGER_POOL_IDLE_MS + 1;
     }
@@ -720,11 +730,11 @@ static void found(job_manager *o, const pod *from)
         return;
     }
     job_manager_event(o, &(job_event){.type = JOB_POD_FOUND,
-                                .job = p->job,
-                                .pod = p->name,
-                                .function = p->function,
-                                .incarnation = p->incarnation,
-                                .value = o->gpus_elsewhere ? p->gpu + 1 : 0});
+                                      .job = p->job,
+                                      .pod = p->name,
+                                      .function = p->function,
+                                      .incarnation = p->incarnation,
+                                      .value = o->gpus_elsewhere ? p->gpu + 1 : 0});
 }
 
 void pool_find_all(job_manager *o)

@@ -86,8 +86,10 @@ void pool_send_job(job_manager *o, const job_action *a)
     link_pod *p = pool_find(o, a->pod);
     job_context *s = job_context_find(o, a->job->id);
     if (!p || !p->wire || !s) {
-        job_manager_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id,
-                                    .code = ERR_UNAVAILABLE, .message = "the pod is gone"});
+        job_manager_event(o, &(job_event){.type = JOB_PS_CLOSED,
+                                          .job = a->job->id,
+                                          .code = ERR_UNAVAILABLE,
+                                          .message = "the pod is gone"});
         return;
     }
     err e = ERR_INIT;
@@ -117,8 +119,10 @@ void pool_attach(job_manager *o, const job_action *a)
 {
     link_pod *p = pool_find(o, a->pod);
     if (!p) {
-        job_manager_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id,
-                                    .code = ERR_UNAVAILABLE, .message = "the pod is gone"});
+        job_manager_event(o, &(job_event){.type = JOB_PS_CLOSED,
+                                          .job = a->job->id,
+                                          .code = ERR_UNAVAILABLE,
+                                          .message = "the pod is gone"});
         return;
     }
     pool_hang_up(p);
@@ -171,7 +175,8 @@ static json_t *booked_on(const job_manager *o, const job *j, int gpu)
     return gpu < 0 ? NULL : json_integer((json_int_t)gpu_share_bytes(&all, j->request.gpu));
 }
 
-static int specialise_message(job_manager *o, const job_action *a, job_context *s, json_t **out, err *e)
+static int specialise_message(job_manager *o, const job_action *a, job_context *s, json_t **out,
+                              err *e)
 {
     bool local = strcmp(o->controller->config.cluster, "local") == 0 &&
                  !store_watch_is_far(o->controller->watch);
@@ -368,10 +373,10 @@ static void on_epoch(job_manager *o, link_pod *p, const json_t *m)
         set_stages(&o->controller->metrics, p->job, m);
     }
     job_manager_event(o, &(job_event){.type = JOB_PS_EPOCH,
-                                .job = p->job,
-                                .epoch = epoch,
-                                .value = number_of(m, "parallelism"),
-                                .seconds = real_of(m, "seconds")});
+                                      .job = p->job,
+                                      .epoch = epoch,
+                                      .value = number_of(m, "parallelism"),
+                                      .seconds = real_of(m, "seconds")});
 }
 
 static void on_finished(job_manager *o, link_pod *p, const json_t *m)
@@ -417,7 +422,7 @@ static void decide_averaging(job_manager *o, job_context *s)
     if (j && j->request.process == PROCESS_SHARED)
         return;
     reduce_facts facts = {.functions = 1,
-                           .tensor_path = text_of(json_object_get(s->access, "model"), "carrier")};
+                          .tensor_path = text_of(json_object_get(s->access, "model"), "carrier")};
     if (reduce_placement_choose(&facts, &choice, NULL) == 0)
         note_averaging(o, s, reduce_path_name(choice.path), choice.text);
 }
@@ -466,8 +471,11 @@ static void on_begun(job_manager *o, const link_pod *p)
 
 static void on_phase(job_manager *o, const link_pod *p, const json_t *m)
 {
-    job_manager_event(o, &(job_event){.type = JOB_PS_PHASE, .job = p->job, .phase = text_of(m, "phase"),
-                                .epoch = number_of(m, "epoch"), .round = number_of(m, "round")});
+    job_manager_event(o, &(job_event){.type = JOB_PS_PHASE,
+                                      .job = p->job,
+                                      .phase = text_of(m, "phase"),
+                                      .epoch = number_of(m, "epoch"),
+                                      .round = number_of(m, "round")});
 }
 
 static void on_averaging(job_manager *o, const link_pod *p, const json_t *m)
@@ -507,9 +515,11 @@ static void on_ps(job_manager *o, link_pod *p, const json_t *m)
     } else if (strcmp(type, "epoch") == 0) {
         on_epoch(o, p, m);
     } else if (strcmp(type, "ask") == 0) {
-        job_manager_event(o, &(job_event){
-                           .type = JOB_PS_ASK, .job = p->job, .epoch = number_of(m, "epoch"),
-                           .value = number_of(m, "parallelism"), .seconds = real_of(m, "seconds")});
+        job_manager_event(o, &(job_event){.type = JOB_PS_ASK,
+                                          .job = p->job,
+                                          .epoch = number_of(m, "epoch"),
+                                          .value = number_of(m, "parallelism"),
+                                          .seconds = real_of(m, "seconds")});
     } else if (strcmp(type, "condition") == 0) {
         const json_t *status = json_object_get(m, "status");
         v.type = JOB_PS_CONDITION;

@@ -1,5 +1,5 @@
-/* function_reconciler.c: see function_reconciler.h. The watches' threads only keep copies; one thread of ours
- * turns through all objects, every two seconds and when one changed. */
+/* function_reconciler.c: see function_reconciler.h. The watches' threads only keep copies; one
+ * thread of ours turns through all objects, every two seconds and when one changed. */
 #include "function_reconciler.h"
 
 #include <pthread.h>
@@ -40,11 +40,11 @@ typedef struct shelf {
     char path[300];
     kube_watch *watch;
     kube_status *status; /* the catalog's thread's */
-    json_t *objects; /* by name; with the lock */
-    json_t *others;  /* names of another installation's; with the lock */
-    json_t *gone;    /* names; with the lock */
-    bool whole;      /* with the lock */
-    err_code lacks;  /* why it is not whole or not of now, as last said; the watch's thread's */
+    json_t *objects;     /* by name; with the lock */
+    json_t *others;      /* names of another installation's; with the lock */
+    json_t *gone;        /* names; with the lock */
+    bool whole;          /* with the lock */
+    err_code lacks;      /* why it is not whole or not of now, as last said; the watch's thread's */
 } shelf;
 
 struct function_reconciler {
@@ -90,7 +90,8 @@ static json_t *ready_condition(const json_t *object, bool yes, const char *reaso
 }
 
 /* Steals `status`. */
-static void write_status(function_reconciler *k, const shelf *s, const json_t *object, json_t *status)
+static void write_status(function_reconciler *k, const shelf *s, const json_t *object,
+                         json_t *status)
 {
     err e = ERR_INIT;
     if (status &&
@@ -450,11 +451,11 @@ static void turn(function_reconciler *k, json_t *functions, json_t *datasets, co
         return;
     compare_once(k, functions, others);
     drop_leaving(k, functions);
-    json_object_foreach(functions, name, one) {
+    json_object_foreach (functions, name, one) {
         if (!*kube_object_text(one, "deletionTimestamp") && claim(k, &k->functions, one))
             take_function(k, one);
     }
-    json_object_foreach(datasets, name, one) {
+    json_object_foreach (datasets, name, one) {
         if (claim(k, &k->datasets, one))
             take_dataset(k, one);
     }
@@ -535,7 +536,7 @@ static int start(function_reconciler *k, const kube_config *access, err *e)
 }
 
 int function_reconciler_start(const kube_config *access, const char *install, controller *c,
-                       function_reconciler **out, err *e)
+                              function_reconciler **out, err *e)
 {
     function_reconciler *k = calloc(1, sizeof *k);
     if (!k)

@@ -1,4 +1,5 @@
-/* function_reconciler.h: Functions and Datasets (charts/kubeml/crds) and what the platform has of them.
+/* function_reconciler.h: Functions and Datasets (charts/kubeml/crds) and what the platform has of
+ * them.
  *
  * A Function that somebody makes or changes is registered under its name, compiled as an upload is;
  * deleting it deletes what it has made, unless a job uses that, later where the store is away or
@@ -19,7 +20,7 @@ typedef struct function_reconciler function_reconciler;
 /* `access` outlives it. Waits for nothing: while the API server is away, or the CRDs are not
  * installed or may not be read, it goes on trying. */
 int function_reconciler_start(const kube_config *access, const char *install, controller *c,
-                       function_reconciler **out, err *e);
+                              function_reconciler **out, err *e);
 void function_reconciler_stop(function_reconciler *k); /* NULL is fine */
 
 #endif

@@ -539,10 +539,10 @@ static int give_owner(kube_jobs *j, const json_t *owned, const json_t *job_manag
 {
     char path[700];
     err why = ERR_INIT;
-    cleanup_json json_t *patch =
-        json_pack("{s:{s:o}}", "metadata", "ownerReferences",
-                  kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(job_manager, "name"),
-                                       kube_object_text(job_manager, "uid")));
+    cleanup_json json_t *patch = json_pack(
+        "{s:{s:o}}", "metadata", "ownerReferences",
+        kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(job_manager, "name"),
+                             kube_object_text(job_manager, "uid")));
     snprintf(path, sizeof path, "/api/v1/namespaces/%s/pods/%s", j->access->namespace_name,
              kube_object_text(owned, "name"));
     if (!patch)

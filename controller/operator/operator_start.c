@@ -15,7 +15,8 @@
 
 #define TRAINJOBS "trainjobs" /* a collection of the store */
 
-struct operator {
+struct operator
+{
     kube_config access;
     kube_jobs *jobs;
     function_reconciler *catalog;
@@ -56,7 +57,7 @@ static bool is_listed(const json_t *list, const char *id)
 {
     const json_t *one;
     size_t i;
-    json_array_foreach(list, i, one) {
+    json_array_foreach (list, i, one) {
         const char *other = json_string_value(json_object_get(one, "id"));
         if (other && strcmp(other, id) == 0)
             return true;
@@ -73,7 +74,7 @@ static int current(void *context, json_t **out, err *e)
     size_t i;
     if (job_query_tasks(o, true, false, NULL, out, e))
         return -1;
-    json_array_foreach(news, i, one) {
+    json_array_foreach (news, i, one) {
         const char *id = json_string_value(one);
         json_t *ended = NULL;
         if (!is_listed(*out, id) && job_query_task(o, id, &ended, NULL) == 0)
@@ -134,7 +135,7 @@ int operator_access(const controller *c, kube_config *out, err *e)
     return status;
 }
 
-static int start(operator *m, controller *c, err *e)
+static int start(operator* m, controller *c, err *e)
 {
     kube_templates t;
     kube_jobs_host host = {.submit = submit,
@@ -164,10 +165,10 @@ static int start(operator *m, controller *c, err *e)
                : 0;
 }
 
-operator *operator_start(controller *c)
+operator* operator_start(controller *c)
 {
     err e = ERR_INIT;
-    operator *m = calloc(1, sizeof *m);
+    operator* m = calloc(1, sizeof *m);
     if (!m)
         err_set(&e, ERR_NOMEM, "no memory");
     if (m && start(m, c, &e) == 0)
@@ -177,7 +178,7 @@ operator *operator_start(controller *c)
     return NULL;
 }
 
-void operator_stop(operator *m)
+void operator_stop(operator* m)
 {
     if (!m)
         return;

@@ -14,7 +14,7 @@ int operator_access(const controller *c, kube_config *out, err *e);
 /* Waits for nothing: where the custom resources are not installed or may not be read, or the API
  * server does not list them, a line in the log and /ready say so, and it goes on trying; the API
  * works without them. NULL, with a line in the log: there is no memory. */
-operator *operator_start(controller *c);
-void operator_stop(operator *m); /* NULL is fine */
+operator* operator_start(controller *c);
+void operator_stop(operator* m); /* NULL is fine */
 
 #endif

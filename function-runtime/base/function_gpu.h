@@ -15,8 +15,8 @@
 /* A warm process that was started for a GPU (KUBEML_WARM_GPU) makes it ready: context and
  * libraries. What fails is logged; who is specialised later fails with it. */
 void function_gpu_warm(void);
-/* Tells a warm process that is ready what is known (backend_autotune_load), which is run there, so that its
- * job does not wait for it: seconds at the most. Nothing in one that is not. */
+/* Tells a warm process that is ready what is known (backend_autotune_load), which is run there, so
+ * that its job does not wait for it: seconds at the most. Nothing in one that is not. */
 void function_gpu_preload(const char *known);
 /* What a warm process that is asked for it (KUBEML_TELL_GPU) says of the one GPU that it has, as
  * `gpu` of welcome in docs/internals/architecture.md. New reference; NULL: nothing, which is logged where it

@@ -27,8 +27,8 @@ static int check_tensor(const engine_var *v, const safetensors *file, err *e)
 
 /* Everything is checked before anything is overwritten. A counter may be missing: the oldest of
  * PyTorch's checkpoints have none. */
-static int check_file(const safetensors *file, const engine_var *vars, size_t count, tensor_filter *out,
-                      err *e)
+static int check_file(const safetensors *file, const engine_var *vars, size_t count,
+                      tensor_filter *out, err *e)
 {
     for (size_t i = 0; i < count; i++)
         if (in_file(&vars[i]))

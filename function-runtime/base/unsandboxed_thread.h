@@ -1,7 +1,7 @@
-/* unsandboxed_thread.h: a thread that was started before the sandbox, and which its walls around files and
- * ports therefore do not hold: for a library that opens what it needs only when it is used, and
- * then nobody knows what. The walls around calls hold it (sandbox.h). One call at a time, for the
- * one thread that asks and waits. */
+/* unsandboxed_thread.h: a thread that was started before the sandbox, and which its walls around
+ * files and ports therefore do not hold: for a library that opens what it needs only when it is
+ * used, and then nobody knows what. The walls around calls hold it (sandbox.h). One call at a time,
+ * for the one thread that asks and waits. */
 #ifndef KUBEML_UNSANDBOXED_THREAD_H
 #define KUBEML_UNSANDBOXED_THREAD_H
 

@@ -410,12 +410,13 @@ static json_t *ready_message(const member *m)
     const layout *l = state_layout(trainer_state(m->trainer));
     engine *g = trainer_engine(m->trainer);
     snprintf(hex, sizeof hex, "%016llx", (unsigned long long)l->digest);
-    return json_pack(
-        "{s:s,s:o,s:I,s:s,s:s,s:o*,s:s*,s:s*,s:s*,s:s*}", "type", "ready", "layout", layout_json(l),
-        "parameters", (json_int_t)engine_param_count(g), "layout_digest", hex, "algorithms",
-        engine_choices(g), "needs_losses", program_needs_history(m->program) ? json_true() : NULL,
-        "loan", m->ipc_handle[0] ? m->ipc_handle : NULL, "no_loan", m->no_ipc_handle[0] ? m->no_ipc_handle : NULL, "rank",
-        m->rank[0] ? m->rank : NULL, "no_rank", m->no_rank[0] ? m->no_rank : NULL);
+    return json_pack("{s:s,s:o,s:I,s:s,s:s,s:o*,s:s*,s:s*,s:s*,s:s*}", "type", "ready", "layout",
+                     layout_json(l), "parameters", (json_int_t)engine_param_count(g),
+                     "layout_digest", hex, "algorithms", engine_choices(g), "needs_losses",
+                     program_needs_history(m->program) ? json_true() : NULL, "loan",
+                     m->ipc_handle[0] ? m->ipc_handle : NULL, "no_loan",
+                     m->no_ipc_handle[0] ? m->no_ipc_handle : NULL, "rank",
+                     m->rank[0] ? m->rank : NULL, "no_rank", m->no_rank[0] ? m->no_rank : NULL);
 }
 
 static int join(member *m, err *e)

@@ -18,7 +18,8 @@
 
 /* ---- loans and sums as texts ----------------------------------------------------------------- */
 
-_Static_assert(MEMBER_IPC_HANDLE_BYTES > 2 * sizeof(backend_ipc_handle), "a loan's text is two digits a byte");
+_Static_assert(MEMBER_IPC_HANDLE_BYTES > 2 * sizeof(backend_ipc_handle),
+               "a loan's text is two digits a byte");
 
 void member_hex(const unsigned char *bytes, size_t count, char *out)
 {
@@ -119,8 +120,8 @@ static int adopt(member *m, int64_t version, const json_t *mean, int64_t deadlin
     if (json_unpack((json_t *)(uintptr_t)mean, "{s?s,s?i,s:s,s:I,s:s}", "loan", &text, "ask", &ask,
                     "sum", &sum, "step", &step, "checksum", &checksum) != 0)
         return err_set(e, ERR_INVALID, "the mean is of another form");
-    if ((!ask && read_ipc_handle(text, &ipc_handle, e) != 0) || read_sum(sum, &fingerprint.sum, e) != 0 ||
-        read_sum(checksum, &published, e) != 0 ||
+    if ((!ask && read_ipc_handle(text, &ipc_handle, e) != 0) ||
+        read_sum(sum, &fingerprint.sum, e) != 0 || read_sum(checksum, &published, e) != 0 ||
         modelstore_state_get(m->store, deadline_ms, &at, e) != 0)
         return -1;
     if (at.version != version || at.checksum != published)
@@ -154,8 +155,8 @@ int member_reduce_root(member *m, const json_t *task, err *e)
                                      : err_set(&why, ERR_UNSUPPORTED,
                                                "there are more than %d models", ENGINE_AVERAGE_MAX);
     (void)e;
-    json_array_foreach(models, i, one) if (rc == 0) rc =
-        read_ipc_handle(json_string_value(one), &ipc_handles[i], &why);
+    json_array_foreach(models, i, one) if (rc == 0)
+            rc = read_ipc_handle(json_string_value(one), &ipc_handles[i], &why);
     if (rc == 0)
         rc = engine_reduce_root(trainer_engine(m->trainer), ipc_handles, (int)n, &mean, &why);
     if (rc == 0)
@@ -181,12 +182,13 @@ static int read_models(const json_t *models, bool lent, average_order *o, err *e
         const char *ipc_handle = NULL, *sum;
         json_int_t count, step;
         if (json_unpack((json_t *)(uintptr_t)one, "{s:i,s:I,s?s,s:s,s:I}", "function",
-                        &o->function[o->n], "samples", &count, "loan", &ipc_handle, "sum", &sum, "step",
-                        &step) != 0)
+                        &o->function[o->n], "samples", &count, "loan", &ipc_handle, "sum", &sum,
+                        "step", &step) != 0)
             return err_set(e, ERR_INVALID, "task average: a model of another form");
         if (count <= 0)
             continue; /* it has no weight, and is not read */
-        if ((lent && read_ipc_handle(ipc_handle, &p->where, e) != 0) || read_sum(sum, &p->fingerprint.sum, e) != 0)
+        if ((lent && read_ipc_handle(ipc_handle, &p->where, e) != 0) ||
+            read_sum(sum, &p->fingerprint.sum, e) != 0)
             return -1;
         p->fingerprint.step = step;
         samples[o->n++] = (uint64_t)count;
@@ -213,7 +215,8 @@ int member_not_averaged(member *m, const average_order *o, int bad, bool average
     return 0;
 }
 
-int member_averaged(member *m, const average_order *o, const engine_fingerprint *mean, uint64_t checksum)
+int member_averaged(member *m, const average_order *o, const engine_fingerprint *mean,
+                    uint64_t checksum)
 {
     char sums[2][20];
     write_sum(mean->sum, sums[0]);
@@ -253,7 +256,8 @@ static int average_lent(member *m, average_order *o)
     int bad = -1;
     err why = ERR_INIT;
     if (engine_average_lent(g, o->of, o->n, &fingerprint, &bad, &why) != 0 ||
-        engine_reduce_root(g, NULL, 0, &mean, &why) != 0 || engine_adopt(g, &mean, &fingerprint, &why) != 0 ||
+        engine_reduce_root(g, NULL, 0, &mean, &why) != 0 ||
+        engine_adopt(g, &mean, &fingerprint, &why) != 0 ||
         member_publish_mean(m, o, &checksum, &why) != 0)
         return member_not_averaged(m, o, bad, false, &why);
     return member_averaged(m, o, &fingerprint, checksum);

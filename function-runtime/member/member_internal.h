@@ -56,7 +56,7 @@ struct member {
     /* of `merge: nccl`: the GPU that it would be a rank on; "": it cannot be one */
     char rank[MEMBER_RANK_BYTES];
     char no_rank[ERR_MESSAGE_BYTES]; /* and why not; "": it was not wanted */
-    unsandboxed_thread *unsandboxed_thread;                /* where NCCL is called; NULL: this thread */
+    unsandboxed_thread *unsandboxed_thread; /* where NCCL is called; NULL: this thread */
     struct {
         int set, ask;    /* of the last communicator, and of its last mean; 0: none */
         unsigned dials;  /* of the link, when it was made */
@@ -133,7 +133,8 @@ typedef struct average_order {
 
 /* The engine's model as this round's one contribution. ERR_STALE: the round is over. */
 int member_publish_mean(member *m, const average_order *o, uint64_t *checksum, err *e);
-int member_averaged(member *m, const average_order *o, const engine_fingerprint *mean, uint64_t checksum);
+int member_averaged(member *m, const average_order *o, const engine_fingerprint *mean,
+                    uint64_t checksum);
 /* `bad`: whose model it was, or -1; `averaged`: there was a mean, which could not be published. */
 int member_not_averaged(member *m, const average_order *o, int bad, bool averaged, const err *why);
 

@@ -183,8 +183,8 @@ static int check_fingerprint(member *m, const average_order *o, int own, err *e)
                          m->function);
 }
 
-static int sum_models(member *m, const average_order *o, int own, engine_fingerprint *mean, bool *infinite,
-                      err *e)
+static int sum_models(member *m, const average_order *o, int own, engine_fingerprint *mean,
+                      bool *infinite, err *e)
 {
     patience p = {
         .m = m, .failpoint = "function.reduce", .deadline_ms = clock_deadline_ms(MEMBER_RANKS_MS)};
@@ -198,7 +198,8 @@ static int sum_models(member *m, const average_order *o, int own, engine_fingerp
         return -1;
     mean->sum = c.sum;
     for (int i = 0; i < o->n; i++)
-        mean->step = o->of[i].fingerprint.step > mean->step ? o->of[i].fingerprint.step : mean->step;
+        mean->step =
+            o->of[i].fingerprint.step > mean->step ? o->of[i].fingerprint.step : mean->step;
     m->comm.ask = (int)o->ask;
     m->comm.mean = *mean;
     return 0;

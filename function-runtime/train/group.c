@@ -48,10 +48,10 @@ static int decide(group *g, err *e)
     for (int i = 0; i < n; i++)
         device[i] = there ? engine_device(models[i]) : -1;
     reduce_facts facts = {.functions = n,
-                           .one_process = true,
-                           .device = device,
-                           .wish = g->config.wish,
-                           .weights_alone = g->config.trainer.reset_optimizer};
+                          .one_process = true,
+                          .device = device,
+                          .wish = g->config.wish,
+                          .weights_alone = g->config.trainer.reset_optimizer};
     if (reduce_placement_choose(&facts, &g->choice, e) != 0)
         return -1;
     const state *s = trainer_state(g->functions[0].trainer);

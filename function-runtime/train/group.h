@@ -1,10 +1,11 @@
 /* group.h: several functions of one job in one process.
  *
  * Each has an engine, a stream where it computes on a GPU, and its share of every epoch, dealt as a
- * job's are; after each round the models are averaged, weighted by samples, where reduce_placement.h
- * decides. On the CPU, and on one GPU, the weights are those of a job with as many processes, bit
- * for bit. A member (member.h) does the rounds that kubeml-ps opens; `kubeml run` all of an
- * epoch's, without a server. One thread owns a group; group_progress may be asked from another.
+ * job's are; after each round the models are averaged, weighted by samples, where
+ * reduce_placement.h decides. On the CPU, and on one GPU, the weights are those of a job with as
+ * many processes, bit for bit. A member (member.h) does the rounds that kubeml-ps opens; `kubeml
+ * run` all of an epoch's, without a server. One thread owns a group; group_progress may be asked
+ * from another.
  */
 #ifndef KUBEML_FUNCTION_GROUP_H
 #define KUBEML_FUNCTION_GROUP_H

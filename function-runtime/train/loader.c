@@ -263,7 +263,8 @@ void loader_close(loader *l)
 
 static int shard_plan_epoch(loader *l, uint32_t epoch, int parallelism, err *e)
 {
-    if (l->dealt && l->shard_plan.spec.epoch == epoch && l->shard_plan.spec.parallelism == parallelism)
+    if (l->dealt && l->shard_plan.spec.epoch == epoch &&
+        l->shard_plan.spec.parallelism == parallelism)
         return 0;
     loader_end(l); /* an open run reads its list of chunks from the deal */
     shard_plan_free(&l->shard_plan);
@@ -271,11 +272,11 @@ static int shard_plan_epoch(loader *l, uint32_t epoch, int parallelism, err *e)
     l->dealt = false;
     l->ordered = -1;
     shard_plan_spec spec = {.seed = l->config.seed,
-                      .samples = l->info->samples[DATASET_TRAIN],
-                      .chunk_samples = l->info->chunk_samples,
-                      .batch_size = (uint32_t)l->config.batch,
-                      .parallelism = parallelism,
-                      .epoch = epoch};
+                            .samples = l->info->samples[DATASET_TRAIN],
+                            .chunk_samples = l->info->chunk_samples,
+                            .batch_size = (uint32_t)l->config.batch,
+                            .parallelism = parallelism,
+                            .epoch = epoch};
     if (shard_plan_init(&l->shard_plan, &spec, e) != 0)
         return -1;
     l->dealt = true;
@@ -317,8 +318,8 @@ int loader_train(loader *l, uint32_t epoch, int parallelism, int function, uint3
         return err_set(e, ERR_INVALID, "batches %u to %u of a share that has %u", batch_begin,
                        batch_begin + batch_count, batches);
     shard_plan_samples(&l->shard_plan, function, batch_begin, batch_count, begin, end);
-    if (make_views(l, shard_plan_chunk_list(&l->shard_plan, function), shard_plan_chunk_count(&l->shard_plan, function),
-                   e) != 0)
+    if (make_views(l, shard_plan_chunk_list(&l->shard_plan, function),
+                   shard_plan_chunk_count(&l->shard_plan, function), e) != 0)
         return -1;
     l->run = (run){.open = true, .training = true, .epoch = epoch, .function = function,
                    .at = *begin, .end = *end};
@@ -335,7 +336,7 @@ int loader_test(loader *l, int parallelism, int function, uint64_t *samples, err
     *samples = 0;
     if (l->info->samples[DATASET_TEST])
         shard_plan_test_share(l->info->samples[DATASET_TEST], l->info->chunk_samples, parallelism,
-                        function, &begin, &end, samples);
+                              function, &begin, &end, samples);
     if (make_views(l, NULL, end - begin, e) != 0)
         return -1;
     l->run = (run){.open = true, .function = function, .end = *samples, .test_chunk = begin};

@@ -1,12 +1,12 @@
-/* cpu_generic.c: ops of a sample as plain loops over any layout, through views. What has no faster way
- * elsewhere runs here; the job's record calls it "loops". Backward functions add to dx. */
+/* cpu_generic.c: ops of a sample as plain loops over any layout, through views. What has no faster
+ * way elsewhere runs here; the job's record calls it "loops". Backward functions add to dx. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "cpu_program.h"
 
-#define EACH(i, n)       for (int i = 0; i < (n); i++)
+#define EACH(i, n) for (int i = 0; i < (n); i++)
 #define AT(v, n, c, h, w)                                                                          \
     ((v)->p[(size_t)(n) * (v)->sn + (size_t)(c) * (v)->sc + (size_t)(h) * (v)->sh +                \
             (size_t)(w) * (v)->sw])
@@ -33,7 +33,8 @@ static bool narrow(const any *a)
 static void pair_forward(const any *a)
 {
     int wide = !narrow(a);
-    EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, a->out.c) {
+    EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, a->out.c)
+    {
         float u = AT(&a->x[0], a->i, c, h, w), v = AT(&a->x[1], a->i, c, h * wide, w * wide);
         float r = a->n->op == OP_ADD ? u + v : u * v;
         AT(a->y, a->i, c, h, w) = a->l->relu && r < 0 ? 0 : r;
@@ -43,7 +44,8 @@ static void pair_forward(const any *a)
 static void pair_backward(const any *a)
 {
     int wide = !narrow(a), sum = a->n->op == OP_ADD;
-    EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, a->out.c) {
+    EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, a->out.c)
+    {
         float d = AT(a->dy, a->i, c, h, w);
         if (a->l->relu && !(AT(a->y, a->i, c, h, w) > 0))
             continue;
@@ -62,7 +64,8 @@ static void concat(const any *a, bool back)
     for (int j = 0; j < a->l->in_count; j++) {
         int C = a->p->tensors[a->l->in[j]].s.c;
         if (!back || a->dx[j].p)
-            EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, C) {
+            EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, C)
+            {
                 if (back)
                     AT(&a->dx[j], a->i, c, h, w) += AT(a->dy, a->i, at + c, h, w);
                 else
@@ -84,7 +87,8 @@ static void concat_backward(const any *a)
 
 static void pad_forward(const any *a)
 {
-    EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, a->out.c) {
+    EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, a->out.c)
+    {
         int from = c - a->n->pad.before;
         AT(a->y, a->i, c, h, w) = from < 0 || from >= a->in.c ? 0 : AT(&a->x[0], a->i, from, h, w);
     }
@@ -92,22 +96,23 @@ static void pad_forward(const any *a)
 
 static void pad_backward(const any *a)
 {
-    EACH(h, a->in.h) EACH(w, a->in.w) EACH(c, a->in.c)
-        AT(&a->dx[0], a->i, c, h, w) += AT(a->dy, a->i, c + a->n->pad.before, h, w);
+    EACH(h, a->in.h)
+    EACH(w, a->in.w) EACH(c, a->in.c) AT(&a->dx[0], a->i, c, h, w) +=
+        AT(a->dy, a->i, c + a->n->pad.before, h, w);
 }
 
 static void flatten_forward(const any *a)
 {
     int f = 0;
-    EACH(c, a->in.c) EACH(h, a->in.h) EACH(w, a->in.w)
-        AT(a->y, a->i, f++, 0, 0) = AT(&a->x[0], a->i, c, h, w);
+    EACH(c, a->in.c)
+    EACH(h, a->in.h) EACH(w, a->in.w) AT(a->y, a->i, f++, 0, 0) = AT(&a->x[0], a->i, c, h, w);
 }
 
 static void flatten_backward(const any *a)
 {
     int f = 0;
-    EACH(c, a->in.c) EACH(h, a->in.h) EACH(w, a->in.w)
-        AT(&a->dx[0], a->i, c, h, w) += AT(a->dy, a->i, f++, 0, 0);
+    EACH(c, a->in.c)
+    EACH(h, a->in.h) EACH(w, a->in.w) AT(&a->dx[0], a->i, c, h, w) += AT(a->dy, a->i, f++, 0, 0);
 }
 
 /* ---- pooling --------------------------------------------------------------------------------- */
@@ -148,7 +153,8 @@ static void winner(const any *a, int c, span v, span u, int *bh, int *bw)
 
 static void max_pool_forward(const any *a)
 {
-    EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, a->out.c) {
+    EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, a->out.c)
+    {
         int bh, bw;
         winner(a, c, window_h(a, h), window_w(a, w), &bh, &bw);
         AT(a->y, a->i, c, h, w) = AT(&a->x[0], a->i, c, bh, bw);
@@ -157,7 +163,8 @@ static void max_pool_forward(const any *a)
 
 static void max_pool_backward(const any *a)
 {
-    EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, a->out.c) {
+    EACH(h, a->out.h) EACH(w, a->out.w) EACH(c, a->out.c)
+    {
         int bh, bw;
         winner(a, c, window_h(a, h), window_w(a, w), &bh, &bw);
         AT(&a->dx[0], a->i, c, bh, bw) += AT(a->dy, a->i, c, h, w);
@@ -175,8 +182,15 @@ static any open_layer(program *p, layer *l, view *x, view *dx, view *y, view *dy
     const tensor *out = &p->tensors[l->out];
     *y = tensor_view(out);
     *dy = tensor_gradient(out);
-    return (any){.p = p, .n = l->node, .l = l, .in = p->tensors[l->in[0]].s, .out = out->s,
-                 .x = x, .y = y, .dx = dx, .dy = dy};
+    return (any){.p = p,
+                 .n = l->node,
+                 .l = l,
+                 .in = p->tensors[l->in[0]].s,
+                 .out = out->s,
+                 .x = x,
+                 .y = y,
+                 .dx = dx,
+                 .dy = dy};
 }
 
 typedef void any_fn(const any *);
@@ -207,8 +221,7 @@ static void zero_inputs(const any *a)
         if (!a->dx[j].p || a->l->add[j])
             continue;
         shape s = a->p->tensors[a->l->in[j]].s;
-        EACH(h, s.h) EACH(w, s.w) EACH(c, s.c)
-            AT(&a->dx[j], a->i, c, h, w) = 0;
+        EACH(h, s.h) EACH(w, s.w) EACH(c, s.c) AT(&a->dx[j], a->i, c, h, w) = 0;
     }
 }
 

@@ -3,8 +3,8 @@
  * The sums are taken of all samples at once; what is made with them goes some samples at a time
  * with the layers that read it.
  *
- * Sums over a batch: floats within a sample, or some small ones (cpu_spans.h), doubles over those of
- * a thread, then the threads in order. Values are taken relative to the channel's first one, so
+ * Sums over a batch: floats within a sample, or some small ones (cpu_spans.h), doubles over those
+ * of a thread, then the threads in order. Values are taken relative to the channel's first one, so
  * that a large mean costs no digits.
  *
  * dx = a g + b (x - mean) + d. Of these a is known before the sums are, and b and d are so few that

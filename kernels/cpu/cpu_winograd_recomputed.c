@@ -228,7 +228,8 @@ static void recomputed_pack(program *p, layer *l, int part, int parts)
 }
 
 static const layer_ops recomputed_ops = {.forward_whole = recomputed_forward,
-                                       .backward_whole = recomputed_backward, .pack = recomputed_pack};
+                                         .backward_whole = recomputed_backward,
+                                         .pack = recomputed_pack};
 
 static int lease_tiles(program *p, layer *l, float **to, const tensor *over, int channels,
                        lease_time when)

@@ -2,8 +2,8 @@
  *
  * Every pass of every layer is timed once per machine type and shape, and again when the libraries
  * or our kernels are others: what the libraries offer and our own kernel, on the tensors that the
- * plan has laid out. The winners are kept (cuda_autotune.c), so that a warm function measures nothing
- * and the same job computes the same way again.
+ * plan has laid out. The winners are kept (cuda_autotune.c), so that a warm function measures
+ * nothing and the same job computes the same way again.
  *
  * Where a cap, or a full device, leaves out ways for the workspace that they want, what is measured
  * is the fastest of the rest: it stands under a key of its own, with that limit, and is nothing to

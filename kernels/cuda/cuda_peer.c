@@ -136,7 +136,8 @@ static int try_to_borrow(program *p, const backend_ipc_handle *of, int n, err *e
     return rc;
 }
 
-static int reduce_root(backend_program *base, const backend_ipc_handle *of, int n, backend_ipc_handle *mean, err *e)
+static int reduce_root(backend_program *base, const backend_ipc_handle *of, int n,
+                       backend_ipc_handle *mean, err *e)
 {
     program *p = (program *)base;
     if (make_peers(p, e) || try_to_borrow(p, of, n, e))

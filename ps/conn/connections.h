@@ -1,9 +1,9 @@
 /* connections.h: the connections of kubeml-ps: who has dialled, and what they say.
  *
  * One thread, one poll(2) list. Who has connected is a stranger until its `hello` has been believed
- * (`connections_admit`); a stranger has CONNECTIONS_HELLO_MS and small frames. While there are CONNECTIONS_STRANGERS_MAX of
- * them, who else has dialled waits. Nothing here blocks: what a peer does not read is queued, and
- * one that never reads is closed. */
+ * (`connections_admit`); a stranger has CONNECTIONS_HELLO_MS and small frames. While there are
+ * CONNECTIONS_STRANGERS_MAX of them, who else has dialled waits. Nothing here blocks: what a peer
+ * does not read is queued, and one that never reads is closed. */
 #ifndef KUBEML_PS_CONNECTIONS_H
 #define KUBEML_PS_CONNECTIONS_H
 
@@ -47,8 +47,9 @@ typedef struct connections_ops {
 
 typedef struct connections connections;
 
-connections *connections_open(const char *address, const connections_ops *ops, void *ctx, err *e); /* NULL on error */
-void connections_close(connections *h);                                                    /* NULL is fine */
+connections *connections_open(const char *address, const connections_ops *ops, void *ctx,
+                              err *e);  /* NULL on error */
+void connections_close(connections *h); /* NULL is fine */
 int connections_address(const connections *h, char out[WIRE_ADDRESS_BYTES], err *e);
 
 void connections_admit(connections *h, conn *c, conn_kind kind);

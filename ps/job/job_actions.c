@@ -371,8 +371,8 @@ void job_send_init(job *j)
     const round_action to = {.function = 0, .incarnation = j->init_incarnation};
     send_to(j, &to,
             json_pack("{s:s,s:I,s:i,s:i,s:i}", "type", "init", "seed",
-                      (json_int_t)j->spec.request.seed, "epoch", STORAGE_WORKER_INIT_EPOCH, "round", 0,
-                      "slot", j->init_slot));
+                      (json_int_t)j->spec.request.seed, "epoch", STORAGE_WORKER_INIT_EPOCH, "round",
+                      0, "slot", j->init_slot));
 }
 
 void job_tell_condition(job *j, conn *only, const char *name, bool status, const char *reason,
@@ -444,8 +444,8 @@ void job_post_initial(job *j, int incarnation)
         t->incarnation = incarnation;
         snprintf(t->init, sizeof t->init, "%s", j->spec.request.init);
         snprintf(t->without, sizeof t->without, "%s", j->spec.request.init_without);
-        json_t *element = json_pack("{s:i,s:i,s:i,s:[]}", "epoch", STORAGE_WORKER_INIT_EPOCH, "round", 0,
-                                    "version", 0, "parts");
+        json_t *element = json_pack("{s:i,s:i,s:i,s:[]}", "epoch", STORAGE_WORKER_INIT_EPOCH,
+                                    "round", 0, "version", 0, "parts");
         t->ledger = json_dumps(element, JSON_COMPACT);
         json_decref(element);
     }

@@ -57,12 +57,12 @@ void job_device_settle_on(job *j, reduce_path path, const char *why)
     job_device *d = &j->device;
     reduce_placement choice;
     reduce_facts facts = {.functions = d->functions,
-                           .tensor_path = j->member.tensor_path,
-                           .wish = j->spec.request.merge == MERGE_NCCL ? REDUCE_NCCL_WANTED
-                                                                       : REDUCE_ANY,
-                           .lent = path == REDUCE_IPC,
-                           .ranks = path == REDUCE_NCCL,
-                           .why_not = why};
+                          .tensor_path = j->member.tensor_path,
+                          .wish =
+                              j->spec.request.merge == MERGE_NCCL ? REDUCE_NCCL_WANTED : REDUCE_ANY,
+                          .lent = path == REDUCE_IPC,
+                          .ranks = path == REDUCE_NCCL,
+                          .why_not = why};
     d->stage = path == REDUCE_HOST ? DEVICE_REFUSED : DEVICE_REDUCE_ROOT;
     if (reduce_placement_choose(&facts, &choice, NULL) != 0)
         return;
@@ -92,7 +92,7 @@ void job_device_ask_reduce_root(job *j)
     d->stage = DEVICE_ASKED;
     d->leader = d->of[0].incarnation;
     connections_send(j->host.connections, present(j, 0, d->leader),
-             json_pack("{s:s,s:o}", "type", "lead", "models", ipc_handles));
+                     json_pack("{s:s,s:o}", "type", "lead", "models", ipc_handles));
 }
 
 void job_device_welcome(job *j, const round_action *a)
@@ -170,7 +170,8 @@ void job_device_task(job *j, const round_action *a, json_t *frame)
         json_object_set(frame, "mean", d->mean);
 }
 
-int job_device_published(job *j, const conn *c, int epoch, int round, const json_t *fingerprint, err *e)
+int job_device_published(job *j, const conn *c, int epoch, int round, const json_t *fingerprint,
+                         err *e)
 {
     job_device *d = &j->device;
     device_model *m = &d->of[c->function];
@@ -179,7 +180,8 @@ int job_device_published(job *j, const conn *c, int epoch, int round, const json
     m->fingerprint.is = false;
     if (!fingerprint)
         return 0;
-    if (json_unpack((json_t *)(uintptr_t)fingerprint, "{s:s,s:I}", "sum", &sum, "step", &m->fingerprint.step) ||
+    if (json_unpack((json_t *)(uintptr_t)fingerprint, "{s:s,s:I}", "sum", &sum, "step",
+                    &m->fingerprint.step) ||
         strlen(sum) >= sizeof m->fingerprint.sum)
         return err_set(e, ERR_INVALID, "published: seal");
     m->fingerprint.is = true;
@@ -211,8 +213,8 @@ void job_device_give_up(job *j, err_code code, int function, const char *message
 static bool sealed(const job *j, const round_row *row)
 {
     const device_model *m = &j->device.of[row->function];
-    return m->fingerprint.is && m->fingerprint.incarnation == row->incarnation && m->fingerprint.epoch == row->epoch &&
-           m->fingerprint.round == row->round;
+    return m->fingerprint.is && m->fingerprint.incarnation == row->incarnation &&
+           m->fingerprint.epoch == row->epoch && m->fingerprint.round == row->round;
 }
 
 json_t *job_device_average_frame(job *j)
@@ -222,10 +224,12 @@ json_t *job_device_average_frame(job *j)
     for (size_t i = 0; i < d->merge.count; i++) {
         const round_row *row = &d->rows[i];
         const device_model *m = &d->of[row->function];
-        const char *ipc_handle = d->ranks.chosen ? NULL : m->ipc_handle; /* a rank has its model itself */
-        json_array_append_new(models, json_pack("{s:i,s:I,s:s*,s:s,s:I}", "function", row->function,
-                                                "samples", (json_int_t)row->samples, "loan", ipc_handle,
-                                                "sum", m->fingerprint.sum, "step", m->fingerprint.step));
+        const char *ipc_handle =
+            d->ranks.chosen ? NULL : m->ipc_handle; /* a rank has its model itself */
+        json_array_append_new(models,
+                              json_pack("{s:i,s:I,s:s*,s:s,s:I}", "function", row->function,
+                                        "samples", (json_int_t)row->samples, "loan", ipc_handle,
+                                        "sum", m->fingerprint.sum, "step", m->fingerprint.step));
     }
     return json_pack("{s:s,s:i,s:i,s:i,s:I,s:i,s:o}", "type", "average", "ask", ++d->ask, "epoch",
                      d->merge.epoch, "round", d->merge.round, "version",
@@ -242,7 +246,8 @@ static void ask_for_mean(job *j)
 
 static bool has_leader(const job *j)
 {
-    return j->device.ranks.chosen ? job_ranks_reduce_root(j) : present(j, 0, j->device.leader) != NULL;
+    return j->device.ranks.chosen ? job_ranks_reduce_root(j)
+                                  : present(j, 0, j->device.leader) != NULL;
 }
 
 bool job_device_merge(job *j, const round_merge *merge)

@@ -43,10 +43,10 @@ typedef struct device_model {
 } device_model;
 
 typedef enum device_stage {
-    DEVICE_NONE,  /* nobody leads */
-    DEVICE_ASKED, /* function 0 was asked to */
+    DEVICE_NONE,        /* nobody leads */
+    DEVICE_ASKED,       /* function 0 was asked to */
     DEVICE_REDUCE_ROOT, /* what is trained stays on the GPUs */
-    DEVICE_REFUSED, /* on the host, from now on */
+    DEVICE_REFUSED,     /* on the host, from now on */
 } device_stage;
 
 typedef struct job_device {
@@ -78,7 +78,8 @@ void job_device_free(job_device *d);
 void job_device_welcome(job *j, const round_action *a);
 /* What `ready` says of the GPU; NULL: nothing. */
 typedef struct device_offer {
-    const char *ipc_handle, *no_ipc_handle; /* one of both, or neither: why a model on a GPU cannot be lent */
+    const char *ipc_handle,
+        *no_ipc_handle;         /* one of both, or neither: why a model on a GPU cannot be lent */
     const char *rank, *no_rank; /* of `merge: nccl`: one of both */
 } device_offer;
 /* Before the machine hears of it: who is asked to lead is so before its first task. */
@@ -86,7 +87,8 @@ void job_device_ready(job *j, const conn *c, const device_offer *offer);
 /* Adds to a `train` or `validate` frame what lies on the device. */
 void job_device_task(job *j, const round_action *a, json_t *frame);
 /* Of `published`; `seal` NULL: it lies in the model store. ERR_INVALID. */
-int job_device_published(job *j, const conn *c, int epoch, int round, const json_t *fingerprint, err *e);
+int job_device_published(job *j, const conn *c, int epoch, int round, const json_t *fingerprint,
+                         err *e);
 /* True: the merge is seen to. False: the contributions lie in the model store. */
 bool job_device_merge(job *j, const round_merge *merge);
 /* The model store was put back: what lies on the device is no reference of it. */

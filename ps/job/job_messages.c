@@ -228,8 +228,8 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT,
                        "{s:s,s:o,s:o,s:s,s:o,s?b,s?s,s?s,s?s,s?s}", "type", &type, "layout", &shape,
                        "parameters", &parameters, "layout_digest", &told, "algorithms", &algorithms,
-                       "needs_losses", &losses, "loan", &offer.ipc_handle, "no_loan", &offer.no_ipc_handle,
-                       "rank", &offer.rank, "no_rank", &offer.no_rank) ||
+                       "needs_losses", &losses, "loan", &offer.ipc_handle, "no_loan",
+                       &offer.no_ipc_handle, "rank", &offer.rank, "no_rank", &offer.no_rank) ||
         (offer.ipc_handle && strlen(offer.ipc_handle) >= JOB_DEVICE_IPC_HANDLE_BYTES) ||
         (offer.rank && strlen(offer.rank) >= JOB_RANK_BYTES))
         return err_set(e, ERR_INVALID, "ready: %s", problem.text);
@@ -449,10 +449,16 @@ void job_from_function(job *j, conn *c, const json_t *message)
     static const struct {
         const char *type;
         int (*take)(job *, conn *, const json_t *, err *);
-    } kinds[] = {{"ready", ready},         {"initialised", initialised}, {"published", published},
-                 {"validated", validated}, {"heartbeat", heartbeat},     {"failed", failed},
-                 {"leads", job_device_reduce_root_ready}, {"averaged", job_device_averaged},
-                 {"identified", job_ranks_identified}, {"connected", job_ranks_connected}};
+    } kinds[] = {{"ready", ready},
+                 {"initialised", initialised},
+                 {"published", published},
+                 {"validated", validated},
+                 {"heartbeat", heartbeat},
+                 {"failed", failed},
+                 {"leads", job_device_reduce_root_ready},
+                 {"averaged", job_device_averaged},
+                 {"identified", job_ranks_identified},
+                 {"connected", job_ranks_connected}};
     if (j->stage != JOB_RUNNING)
         return;
     err e = ERR_INIT;

@@ -88,8 +88,8 @@ void job_ranks_ready(job *j, const conn *c, const device_offer *offer)
     } else if (!all_said(j)) {
         return;
     } else if (all_on_one(j)) {
-        if (offer->no_ipc_handle) /* NCCL has nothing to do there: by CUDA IPC the mean has the host's
-                               bits */
+        if (offer->no_ipc_handle) /* NCCL has nothing to do there: by CUDA IPC the mean has the
+                               host's bits */
             job_device_settle_on(j, REDUCE_HOST, offer->no_ipc_handle);
         else
             job_device_ask_reduce_root(j);
@@ -163,7 +163,7 @@ static void make(job *j)
     r->stage = RANKS_IDENTIFY;
     j->device.leader = r->incarnation[0];
     connections_send(j->host.connections, rank_conn(j, 0),
-             json_pack("{s:s,s:i}", "type", "identify", "set", r->set));
+                     json_pack("{s:s,s:i}", "type", "identify", "set", r->set));
 }
 
 static void ask_for_mean(job *j)
@@ -217,8 +217,8 @@ int job_ranks_identified(job *j, conn *c, const json_t *m, err *e)
     for (int i = 0; i < r->count; i++)
         if (rank_conn(j, i))
             connections_send(j->host.connections, rank_conn(j, i),
-                     json_pack("{s:s,s:i,s:s,s:i,s:i}", "type", "connect", "set", r->set, "id", id,
-                               "rank", i, "ranks", r->count));
+                             json_pack("{s:s,s:i,s:s,s:i,s:i}", "type", "connect", "set", r->set,
+                                       "id", id, "rank", i, "ranks", r->count));
     return 0;
 }
 

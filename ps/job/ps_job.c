@@ -440,31 +440,15 @@ void job_task_done(job *j, task *t)
     log_context(j->spec.id, j->epoch, j->round);
     if (j->stage != JOB_OVER) {
         switch (t->kind) {
-        case TASK_OPEN:
-            opened(j, t);
-            break;
-        case TASK_CREATE:
-            created(j, t);
-            break;
-        case TASK_LOAD:
-            loaded(j, t);
-            break;
-        case TASK_INITIAL:
-            initial_merged(j, t);
-            break;
-        case TASK_MERGE:
-            merged(j, t);
-            break;
+        case TASK_OPEN: opened(j, t); break;
+        case TASK_CREATE: created(j, t); break;
+        case TASK_LOAD: loaded(j, t); break;
+        case TASK_INITIAL: initial_merged(j, t); break;
+        case TASK_MERGE: merged(j, t); break;
         case TASK_ROOM: looked_for_room(j, t); break;
-        case TASK_COMMIT:
-            committed(j, t);
-            break;
-        case TASK_RESTORE:
-            restore_model(j, t);
-            break;
-        case TASK_FINISH:
-            finished(j, t);
-            break;
+        case TASK_COMMIT: committed(j, t); break;
+        case TASK_RESTORE: restore_model(j, t); break;
+        case TASK_FINISH: finished(j, t); break;
         }
     }
     task_free(t);
@@ -529,9 +513,10 @@ static void prepared(job *j, const database_task *t)
         log_error("no Redis for the job: %s", t->e.message);
         if (j->asker)
             connections_send(j->host.connections, j->asker,
-                     json_pack("{s:s,s:s,s:s,s:s}", "type", "refused", "code", err_name(t->e.code),
-                               "reason", t->e.code == ERR_NOT_FOUND ? "RedisMissing" : "RedisGone",
-                               "message", t->e.message));
+                             json_pack("{s:s,s:s,s:s,s:s}", "type", "refused", "code",
+                                       err_name(t->e.code), "reason",
+                                       t->e.code == ERR_NOT_FOUND ? "RedisMissing" : "RedisGone",
+                                       "message", t->e.message));
         return;
     }
     j->owner = t->owner;

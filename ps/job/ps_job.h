@@ -28,7 +28,7 @@ typedef struct job_host {
     connections *connections;
     database *database;
     worker *nurse;                    /* runs the database's tasks */
-    worker *storage_worker;                   /* runs the keeper's tasks */
+    worker *storage_worker;           /* runs the keeper's tasks */
     char address[WIRE_ADDRESS_BYTES]; /* where functions dial */
 } job_host;
 
@@ -52,7 +52,7 @@ void job_closed(job *j, conn *c, const err *why);
 void job_task_done(job *j, task *t);              /* frees it */
 void job_database_done(job *j, database_task *t); /* frees it */
 void job_database_died(job *j, const char *message);
-bool job_database_busy(const job *j); /* a task is out: leave the database alone */
+bool job_database_busy(const job *j);  /* a task is out: leave the database alone */
 bool job_pings_database(const job *j); /* it only asks Redis, which may not answer */
 
 int64_t job_deadline(const job *j);

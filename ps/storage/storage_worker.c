@@ -24,8 +24,8 @@ struct storage_worker {
     bool created;
     bool half_made; /* version 0 is what function 0 drew, and not the other model's weights yet */
     bool suspended; /* there may be models of where it was suspended, or ended before it went on */
-    buf ledger;   /* the elements so far, with commas between */
-    model model;  /* room for the reference; its layout is the job's */
+    buf ledger;     /* the elements so far, with commas between */
+    model model;    /* room for the reference; its layout is the job's */
     modelstore_state held; /* that `model` is a copy of; version HELD_NONE: of none */
     size_t held_ledger;    /* bytes of the ledger then */
     model spare;           /* without a segment: room for what follows `model`, until it is whole */
@@ -664,8 +664,7 @@ static int run_commit(storage_worker *k, task *t, err *e)
     /* The history first: on resuming, entries beyond the checkpoint are cut, while a checkpoint
      * without its entries would have lost them. */
     if (put_history(k, t->record, e) || place_in_job(k, &t->info, e) ||
-        checkpoint_name(name, k->job, t->info.epochs, e) ||
-        write_model(k, name, &t->info, e))
+        checkpoint_name(name, k->job, t->info.epochs, e) || write_model(k, name, &t->info, e))
         return -1;
     failpoint("after-checkpoint");
     err old = ERR_INIT;
@@ -764,8 +763,8 @@ static int run_finish(storage_worker *k, task *t, err *e)
 static void task_run(work *w)
 {
     static int (*const runs[])(storage_worker *, task *, err *) = {
-        [TASK_OPEN] = run_open,       [TASK_CREATE] = run_create,     [TASK_LOAD] = run_load,
-        [TASK_INITIAL] = run_initial, [TASK_MERGE] = run_merge,       [TASK_ROOM] = run_room,
+        [TASK_OPEN] = run_open,       [TASK_CREATE] = run_create,   [TASK_LOAD] = run_load,
+        [TASK_INITIAL] = run_initial, [TASK_MERGE] = run_merge,     [TASK_ROOM] = run_room,
         [TASK_COMMIT] = run_commit,   [TASK_RESTORE] = run_restore, [TASK_FINISH] = run_finish};
     task *t = (task *)w;
     log_context(t->job[0] ? t->job : t->storage_worker->job, t->merge.count ? t->merge.epoch : -1,
@@ -777,7 +776,8 @@ static void task_run(work *w)
         memcpy(t->storage_worker->locator, t->store, sizeof t->store);
         t->storage_worker->generation = t->generation;
     }
-    t->status = ensure_open(t->storage_worker, &t->e) ? -1 : runs[t->kind](t->storage_worker, t, &t->e);
+    t->status =
+        ensure_open(t->storage_worker, &t->e) ? -1 : runs[t->kind](t->storage_worker, t, &t->e);
     if (t->status)
         log_warn("%s failed: %s", task_name(t->kind), t->e.message);
 }

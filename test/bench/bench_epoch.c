@@ -2,11 +2,11 @@
  *
  * usage: bench_epoch LOCATOR PARALLELISM BATCH EPOCHS
  *
- * Forks PARALLELISM processes of one thread. Each takes the share that shard_plan.h deals it, in the
- * job's order, from samples that lie in memory, trains LeNet-5 on every batch and then evaluates
- * its share of the test set; all wait for each other after each epoch, as a job's functions do. No
- * store, no model store, no merge. Prints the seconds of every epoch but the first, which warms the
- * caches. */
+ * Forks PARALLELISM processes of one thread. Each takes the share that shard_plan.h deals it, in
+ * the job's order, from samples that lie in memory, trains LeNet-5 on every batch and then
+ * evaluates its share of the test set; all wait for each other after each epoch, as a job's
+ * functions do. No store, no model store, no merge. Prints the seconds of every epoch but the
+ * first, which warms the caches. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,7 +92,7 @@ static void test_epoch(bench *b)
     uint64_t samples;
     int n = 0;
     shard_plan_test_share(b->info->samples[DATASET_TEST], b->info->chunk_samples, b->parallelism,
-                    b->function, &begin, &end, &samples);
+                          b->function, &begin, &end, &samples);
     for (uint64_t i = 0; i < samples; i++) {
         uint32_t in_chunk = (uint32_t)(i % b->info->chunk_samples);
         uint32_t chunk = begin + (uint32_t)(i / b->info->chunk_samples);
@@ -140,8 +140,10 @@ static void run_function(bench *b, const char *locator, int epochs, pthread_barr
     for (int epoch = 0; epoch < epochs; epoch++) {
         shard_plan d = {0};
         shard_plan_spec spec = {.samples = b->info->samples[DATASET_TRAIN],
-                          .chunk_samples = b->info->chunk_samples, .batch_size = (uint32_t)b->batch,
-                          .parallelism = b->parallelism, .epoch = (uint32_t)epoch};
+                                .chunk_samples = b->info->chunk_samples,
+                                .batch_size = (uint32_t)b->batch,
+                                .parallelism = b->parallelism,
+                                .epoch = (uint32_t)epoch};
         if (shard_plan_init(&d, &spec, &e))
             die(&e);
         uint32_t *order = malloc(d.share[b->function] * sizeof *order);

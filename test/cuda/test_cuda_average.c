@@ -373,11 +373,12 @@ TEST(processes_whose_device_shares_no_memory_say_so)
     CHECK_ERR(engine_lend(other, &c.of[1].where, &e), e, ERR_UNSUPPORTED, "not shared");
     /* its own mean */
     CHECK_ERR(engine_reduce_root(other, NULL, 0, &mean, &e), e, ERR_UNSUPPORTED, "not shared");
-    CHECK_ERR(engine_reduce_root(c.m[0], &c.of[1].where, 1, &mean, &e), e, ERR_UNSUPPORTED, "not shared");
+    CHECK_ERR(engine_reduce_root(c.m[0], &c.of[1].where, 1, &mean, &e), e, ERR_UNSUPPORTED,
+              "not shared");
     CHECK_INT(cuda_memory_held(), held);
     fake_refuse_sharing(false);
-    CHECK_ERR(engine_average_lent(other, c.of, FUNCTIONS, &c.fingerprint, &bad, &e), e, ERR_UNSUPPORTED,
-              "does not lead");
+    CHECK_ERR(engine_average_lent(other, c.of, FUNCTIONS, &c.fingerprint, &bad, &e), e,
+              ERR_UNSUPPORTED, "does not lead");
     engine_free(other);
     fake_gpus(2);
     own.device = 1;
@@ -391,7 +392,8 @@ TEST(processes_whose_device_shares_no_memory_say_so)
     CHECK_OK(engine_compile(&own, &host, &e), e);
     CHECK_ERR(engine_lend(host, &c.of[1].where, &e), e, ERR_UNSUPPORTED,
               "the reference backend shares no memory");
-    CHECK_ERR(engine_adopt(host, &c.mean, &c.fingerprint, &e), e, ERR_UNSUPPORTED, "shares no memory");
+    CHECK_ERR(engine_adopt(host, &c.mean, &c.fingerprint, &e), e, ERR_UNSUPPORTED,
+              "shares no memory");
     engine_free(host);
     part(&c);
 }

@@ -431,7 +431,8 @@ static void be_peer(void)
     receive_all(PEER_FD, &fingerprint, sizeof fingerprint);
     CHECK_OK(engine_adopt(m, &mean, &fingerprint, &e), e);
     send_all(PEER_FD, engine_floats(m, &e), bytes);
-    while (read(PEER_FD, &fingerprint, sizeof fingerprint) > 0) /* until it is killed, or the other has ended */
+    while (read(PEER_FD, &fingerprint, sizeof fingerprint) >
+           0) /* until it is killed, or the other has ended */
         ;
 }
 

@@ -141,13 +141,13 @@ static int shard_plan_of_task(sim *s, int which, const round_action *t, shard_pl
     const sim_job *j = &s->job[which];
     err e = ERR_INIT;
     return shard_plan_init(d,
-                     &(shard_plan_spec){.seed = j->request.seed,
-                                  .samples = j->samples,
-                                  .chunk_samples = j->chunk_samples,
-                                  .batch_size = (uint32_t)j->request.batch_size,
-                                  .parallelism = t->parallelism,
-                                  .epoch = (uint32_t)t->epoch},
-                     &e);
+                           &(shard_plan_spec){.seed = j->request.seed,
+                                              .samples = j->samples,
+                                              .chunk_samples = j->chunk_samples,
+                                              .batch_size = (uint32_t)j->request.batch_size,
+                                              .parallelism = t->parallelism,
+                                              .epoch = (uint32_t)t->epoch},
+                           &e);
 }
 
 static uint64_t share_samples(sim *s, int which, const round_action *t, const sim_share *share,
@@ -173,7 +173,7 @@ void report_share(sim *s, int which, const round_action *task, const sim_share *
         out->loss_sum = (double)out->samples;
     } else if (out->type == ROUND_VALIDATED) {
         shard_plan_test_share(j->test_samples, j->chunk_samples, task->parallelism, share->function,
-                        &begin, &end, &out->samples);
+                              &begin, &end, &out->samples);
         out->correct = model_correct(share->value, share->function, out->samples);
         out->loss_sum = 1;
     }

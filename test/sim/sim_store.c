@@ -49,13 +49,13 @@ static int shard_plan_of(sim *s, int who, int epoch, int parallelism, shard_plan
     const sim_job *j = &s->job[who];
     err e = ERR_INIT;
     if (shard_plan_init(d,
-                  &(shard_plan_spec){.seed = j->request.seed,
-                               .samples = j->samples,
-                               .chunk_samples = j->chunk_samples,
-                               .batch_size = (uint32_t)j->request.batch_size,
-                               .parallelism = parallelism,
-                               .epoch = (uint32_t)epoch},
-                  &e) < 0) {
+                        &(shard_plan_spec){.seed = j->request.seed,
+                                           .samples = j->samples,
+                                           .chunk_samples = j->chunk_samples,
+                                           .batch_size = (uint32_t)j->request.batch_size,
+                                           .parallelism = parallelism,
+                                           .epoch = (uint32_t)epoch},
+                        &e) < 0) {
         sim_wrong(s, "the deal of epoch %d for %d functions: %s", epoch, parallelism, e.message);
         return -1;
     }

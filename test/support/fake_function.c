@@ -52,7 +52,8 @@ enum { IPC_HANDLE_BYTES = 400 };
 
 static void ipc_handle_of(const peer *p, const char *what, char out[IPC_HANDLE_BYTES])
 {
-    snprintf(out, IPC_HANDLE_BYTES, "%s/%s-%d-%d", p->f->device, what, p->f->function, p->f->incarnation);
+    snprintf(out, IPC_HANDLE_BYTES, "%s/%s-%d-%d", p->f->device, what, p->f->function,
+             p->f->incarnation);
 }
 
 /* What it has on the device goes with it. */
@@ -288,8 +289,8 @@ static bool adopt(const peer *p, const json_t *mean, block to)
     int ask = 0;
     json_int_t step;
     ipc_handle_of(p, "mean", own);
-    if (json_unpack((json_t *)(uintptr_t)mean, "{s?s,s?i,s:s,s:I,s:s}", "loan", &ipc_handle, "ask", &ask,
-                    "sum", &sum, "step", &step, "checksum", &checksum) ||
+    if (json_unpack((json_t *)(uintptr_t)mean, "{s?s,s?i,s:s,s:I,s:s}", "loan", &ipc_handle, "ask",
+                    &ask, "sum", &sum, "step", &step, "checksum", &checksum) ||
         (ipc_handle ? p->f->nccl : ask != p->comm.ask || ask == 0) ||
         !read_model(p, ipc_handle ? ipc_handle : own, sum, to))
         return false;
@@ -560,17 +561,17 @@ static void train(peer *p, train_task *t, block b)
     shard_plan d = {0};
     err e = ERR_INIT;
     const shard_plan_spec spec = {.seed = p->f->seed,
-                            .samples = p->f->train_samples,
-                            .chunk_samples = FAKE_CHUNK_SAMPLES,
-                            .batch_size = (uint32_t)p->f->batch_size,
-                            .parallelism = t->parallelism,
-                            .epoch = (uint32_t)t->epoch};
+                                  .samples = p->f->train_samples,
+                                  .chunk_samples = FAKE_CHUNK_SAMPLES,
+                                  .batch_size = (uint32_t)p->f->batch_size,
+                                  .parallelism = t->parallelism,
+                                  .epoch = (uint32_t)t->epoch};
     if (shard_plan_init(&d, &spec, &e))
         fail("deal", &e);
     uint32_t *order = calloc(d.share[p->f->function] + 1, sizeof *order);
     shard_plan_order(&d, p->f->function, order);
     shard_plan_samples(&d, p->f->function, (uint32_t)t->begin, (uint32_t)t->count, &t->sample_begin,
-                 &t->sample_end);
+                       &t->sample_end);
     for (uint64_t i = t->sample_begin; i < t->sample_end; i++) {
         uint32_t chunk, offset;
         shard_plan_locate(&d, p->f->function, order[i], &chunk, &offset);
@@ -698,8 +699,8 @@ static void take_validate(peer *p, const json_t *m)
     block b = new_block(p, &memory);
     if (!adopt(p, json_object_get(m, "mean"), b) && !fetch(p, version, b))
         _exit(3);
-    shard_plan_test_share(FAKE_TEST_SAMPLES, FAKE_CHUNK_SAMPLES, parallelism, p->f->function, &begin,
-                    &end, &samples);
+    shard_plan_test_share(FAKE_TEST_SAMPLES, FAKE_CHUNK_SAMPLES, parallelism, p->f->function,
+                          &begin, &end, &samples);
     say(p, json_pack("{s:s,s:i,s:I,s:f,s:I}", "type", "validated", "epoch", epoch, "samples",
                      (json_int_t)samples, "loss_sum", fabs((double)b.floats[0]) * (double)samples,
                      "correct", (json_int_t)(samples / 2)));

@@ -83,7 +83,7 @@ static void exec_ps(const world *w)
     unsetenv("KUBEML_FAILPOINT");
     if (w->o.failpoint)
         setenv("KUBEML_FAILPOINT", w->o.failpoint, 1);
-    const char *args[20] = {program,     "--listen", w->address,  "--run-dir", run_dir,
+    const char *args[20] = {program,     "--listen", w->address,  "--run-dir",     run_dir,
                             "--shm-dir", w->shm_dir, "--carrier", w->o.tensor_path};
     size_t count = 9;
     if (w->o.redis) {

@@ -12,7 +12,7 @@
 enum { FLOATS = 300007 };
 
 #define IN_EVERY_STORE(name, seconds)                                                              \
-    static void name(const char *kind, const char *tensor_path);                                       \
+    static void name(const char *kind, const char *tensor_path);                                   \
     TEST_LIMIT(name##_memory, seconds)                                                             \
     {                                                                                              \
         name("memory", "socket");                                                                  \
@@ -20,7 +20,7 @@ enum { FLOATS = 300007 };
     IN_EVERY_REDIS_TESTS(name, seconds)                                                            \
     static void name(const char *kind, const char *tensor_path)
 #define IN_EVERY_REDIS(name, seconds)                                                              \
-    static void name(const char *kind, const char *tensor_path);                                       \
+    static void name(const char *kind, const char *tensor_path);                                   \
     IN_EVERY_REDIS_TESTS(name, seconds)                                                            \
     static void name(const char *kind, const char *tensor_path)
 #define IN_EVERY_REDIS_TESTS(name, seconds)                                                        \

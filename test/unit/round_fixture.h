@@ -102,12 +102,15 @@ static inline round_event report(const round_config *c, int f, int incarnation, 
     round_event p = {.type = ROUND_PUBLISHED, .function = f, .incarnation = incarnation,
                      .epoch = epoch, .round = round, .loss_sum = 1};
     uint32_t first;
-    CHECK_OK(
-        shard_plan_init(&d,
-                  &(shard_plan_spec){.seed = 3, .samples = 100, .chunk_samples = 10, .batch_size = 10,
-                               .parallelism = c->parallelism, .epoch = (uint32_t)epoch},
-                  &e),
-        e);
+    CHECK_OK(shard_plan_init(&d,
+                             &(shard_plan_spec){.seed = 3,
+                                                .samples = 100,
+                                                .chunk_samples = 10,
+                                                .batch_size = 10,
+                                                .parallelism = c->parallelism,
+                                                .epoch = (uint32_t)epoch},
+                             &e),
+             e);
     shard_plan_range(&d, f, c->request.k, (uint32_t)round, &first, &p.batches);
     shard_plan_samples(&d, f, first, p.batches, &p.sample_begin, &p.sample_end);
     p.samples = p.sample_end - p.sample_begin;

@@ -93,7 +93,7 @@ TEST(a_job_with_other_room_on_its_gpu_measures_for_itself)
     static job_manager o;
     static job bare, capped, shared;
     job_context s = {.function = json_pack("{s:s}", "object", "functions/f/1"),
-              .dataset = json_pack("{s:s}", "digest", "d")};
+                     .dataset = json_pack("{s:s}", "digest", "d")};
     bare.request.batch_size = capped.request.batch_size = shared.request.batch_size = 16;
     capped.request.gpu.memory_bytes = shared.request.gpu.memory_bytes = 1 << 30;
     shared.request.process = PROCESS_SHARED;

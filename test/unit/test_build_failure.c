@@ -1,4 +1,5 @@
-/* test_build_failure.c: what is kept of uploads that did not compile, on every store, and how it is told.
+/* test_build_failure.c: what is kept of uploads that did not compile, on every store, and how it is
+ * told.
  */
 #include "controller/functions/build_failure.h"
 #include "controller/controller.h"

@@ -1,4 +1,5 @@
-/* test_connections.c: kubeml-ps's connections when there is no descriptor, or no place, for another one. */
+/* test_connections.c: kubeml-ps's connections when there is no descriptor, or no place, for another
+ * one. */
 #include <sys/resource.h>
 #include <unistd.h>
 

@@ -1,5 +1,6 @@
-/* test_function_reconciler.c: functions come and go with their objects, and only with them. The API server
- * is scripted, and so is the registry: what stands below is linked in the place of registry.c. */
+/* test_function_reconciler.c: functions come and go with their objects, and only with them. The API
+ * server is scripted, and so is the registry: what stands below is linked in the place of
+ * registry.c. */
 #include <poll.h>
 #include <pthread.h>
 

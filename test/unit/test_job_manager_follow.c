@@ -1,5 +1,5 @@
-/* test_job_manager_follow.c: a job's event stream, over a real socket: a past longer than what a stream
- * holds, for a client that reads slowly. The test is the owner's thread. */
+/* test_job_manager_follow.c: a job's event stream, over a real socket: a past longer than what a
+ * stream holds, for a client that reads slowly. The test is the owner's thread. */
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
@@ -112,9 +112,9 @@ static char *hear(int fd)
     return text;
 }
 
-/* The next event: its name, and its epoch or state, as "epoch 1"; false: there is none. By lines, and
- * with strchr, which stops where it finds something: the sanitizers' strstr measures all the text at
- * each call. */
+/* The next event: its name, and its epoch or state, as "epoch 1"; false: there is none. By lines,
+ * and with strchr, which stops where it finds something: the sanitizers' strstr measures all the
+ * text at each call. */
 static bool next_event(const char **at, char *out, size_t bytes)
 {
     const char *name = *at, *data, *end;

@@ -347,7 +347,8 @@ static void kill_redis_with_weights(const char *tensor_path, const char *failpoi
     world_finish(&w, "succeeded", NULL);
     world_end(&w);
     kill_redis(
-        &(world_options){.k = 1, .tensor_path = tensor_path, .init = "first", .init_without = "fc.weight"},
+        &(world_options){
+            .k = 1, .tensor_path = tensor_path, .init = "first", .init_without = "fc.weight"},
         failpoint);
 }
 TEST_LIMIT(redis_dies_with_what_was_drawn_beside_weights, 60)
@@ -521,14 +522,16 @@ TEST_LIMIT(redis_dies_while_the_model_is_put_back, 60)
 
 /* In a pod Redis is a container of its own: the kubelet starts it anew, empty, with the old
  * password. */
-static const world_options in_a_pod = {.k = 1, .tensor_path = "socket", .tcp = true, .container = true};
+static const world_options in_a_pod = {
+    .k = 1, .tensor_path = "socket", .tcp = true, .container = true};
 
 TEST_LIMIT(redis_in_its_own_container_gives_the_same_bits, 60)
 {
     char want[65];
     world_calm(&(world_options){.epochs = 2}, want);
-    same_bits(&(world_options){.job = "pod", .tensor_path = "socket", .tcp = true, .container = true},
-              want);
+    same_bits(
+        &(world_options){.job = "pod", .tensor_path = "socket", .tcp = true, .container = true},
+        want);
 }
 TEST_LIMIT(the_container_of_redis_dies_at_the_start, 60)
 {

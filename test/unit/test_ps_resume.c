@@ -445,8 +445,8 @@ TEST_LIMIT(suspended_within_the_first_epoch_it_goes_on_there, 60)
 }
 TEST_LIMIT(suspended_with_one_merge_an_epoch_it_goes_on_there, 60)
 {
-    suspend_and_resume((world_options){.k = -1, .epochs = 4, .samples = 100, .tensor_path = "socket"},
-                       "2", false);
+    suspend_and_resume(
+        (world_options){.k = -1, .epochs = 4, .samples = 100, .tensor_path = "socket"}, "2", false);
 }
 
 static int blobs_of(const world *w, const char *prefix)

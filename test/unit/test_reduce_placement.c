@@ -109,6 +109,7 @@ TEST(nccl_is_refused_where_it_cannot_be)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         err e = ERR_INIT;
         reduce_placement c;
-        CHECK_ERR(reduce_placement_choose(&cases[i].facts, &c, &e), e, ERR_UNSUPPORTED, cases[i].says);
+        CHECK_ERR(reduce_placement_choose(&cases[i].facts, &c, &e), e, ERR_UNSUPPORTED,
+                  cases[i].says);
     }
 }

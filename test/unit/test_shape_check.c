@@ -1,4 +1,5 @@
-/* test_shape_check.c: what uploaded code says of a data set's samples, and code that does not say it. */
+/* test_shape_check.c: what uploaded code says of a data set's samples, and code that does not say
+ * it. */
 #include <unistd.h>
 
 #include "common/base/cleanup.h"

@@ -58,11 +58,11 @@ TEST(every_sample_once)
     rng_init(&r, 1, RNG_TEST, 0, 0);
     for (int i = 0; i < 300; i++)
         check_exactly_once(&(shard_plan_spec){.seed = rng_u64(&r),
-                                        .samples = 1 + rng_below(&r, 3000),
-                                        .chunk_samples = 1 + (uint32_t)rng_below(&r, 200),
-                                        .batch_size = 1 + (uint32_t)rng_below(&r, 100),
-                                        .parallelism = 1 + (int)rng_below(&r, 20),
-                                        .epoch = (uint32_t)rng_below(&r, 1000)});
+                                              .samples = 1 + rng_below(&r, 3000),
+                                              .chunk_samples = 1 + (uint32_t)rng_below(&r, 200),
+                                              .batch_size = 1 + (uint32_t)rng_below(&r, 100),
+                                              .parallelism = 1 + (int)rng_below(&r, 20),
+                                              .epoch = (uint32_t)rng_below(&r, 1000)});
 }
 
 /* Rounds of K batches cover each function's batches in order, and no round is without work. */
@@ -71,10 +71,11 @@ TEST(rounds_tile_the_batches)
     static const int ks[] = {-1, 1, 2, 7, 1000000};
     err e = ERR_INIT;
     shard_plan d;
-    CHECK_OK(shard_plan_init(&d,
-                       &(shard_plan_spec){.samples = 1000, .chunk_samples = 30, .batch_size = 8,
-                                    .parallelism = 6},
-                       &e),
+    CHECK_OK(shard_plan_init(
+                 &d,
+                 &(shard_plan_spec){
+                     .samples = 1000, .chunk_samples = 30, .batch_size = 8, .parallelism = 6},
+                 &e),
              e);
     for (size_t i = 0; i < sizeof ks / sizeof *ks; i++) {
         uint32_t rounds = shard_plan_rounds(&d, ks[i]), worked = 0, begin, count;
@@ -98,8 +99,8 @@ TEST(rounds_tile_the_batches)
 
 TEST(same_numbers_same_deal_other_epoch_other_deal)
 {
-    shard_plan_spec s = {.seed = 5, .samples = 6000, .chunk_samples = 64, .batch_size = 32,
-                   .parallelism = 3};
+    shard_plan_spec s = {
+        .seed = 5, .samples = 6000, .chunk_samples = 64, .batch_size = 32, .parallelism = 3};
     err e = ERR_INIT;
     shard_plan a, b, c;
     CHECK_OK(shard_plan_init(&a, &s, &e), e);
@@ -128,9 +129,13 @@ TEST(the_deal_is_fixed_for_good)
     err e = ERR_INIT;
     shard_plan d;
     CHECK_OK(shard_plan_init(&d,
-                       &(shard_plan_spec){.seed = 1, .samples = 95, .chunk_samples = 10, .batch_size = 4,
-                                    .parallelism = 3, .epoch = 2},
-                       &e),
+                             &(shard_plan_spec){.seed = 1,
+                                                .samples = 95,
+                                                .chunk_samples = 10,
+                                                .batch_size = 4,
+                                                .parallelism = 3,
+                                                .epoch = 2},
+                             &e),
              e);
     char text[128] = "";
     for (int f = 0; f < 3; f++) {
@@ -184,8 +189,10 @@ TEST(wrong_numbers)
         shard_plan_free(&d);
     }
     err e = ERR_INIT;
-    shard_plan_spec most = {
-        .samples = 3ULL * SHARD_PLAN_CHUNKS_MAX, .chunk_samples = 3, .batch_size = 1, .parallelism = 1};
+    shard_plan_spec most = {.samples = 3ULL * SHARD_PLAN_CHUNKS_MAX,
+                            .chunk_samples = 3,
+                            .batch_size = 1,
+                            .parallelism = 1};
     CHECK_OK(shard_plan_check(&most, &e), e);
     most.samples++;
     CHECK_ERR(shard_plan_check(&most, &e), e, ERR_INVALID, "more than");

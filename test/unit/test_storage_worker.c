@@ -1,5 +1,5 @@
-/* test_storage_worker.c: checkpoints, and the keeper's tasks one after the other, with a Redis and a store
- * of the test's own. */
+/* test_storage_worker.c: checkpoints, and the keeper's tasks one after the other, with a Redis and
+ * a store of the test's own. */
 #include "ps/storage/storage_worker.h"
 
 #include <poll.h>

@@ -38,7 +38,8 @@ TEST(wrong_lists_are_refused)
     err e = ERR_INIT;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         err_clear(&e);
-        CHECK_ERR(tensor_filter_check(wrong[i], &e), e, ERR_INVALID, i ? "an empty name" : "no tensor");
+        CHECK_ERR(tensor_filter_check(wrong[i], &e), e, ERR_INVALID,
+                  i ? "an empty name" : "no tensor");
     }
     err_clear(&e);
     for (int i = 1; i < TENSOR_FILTER_MAX; i++)
