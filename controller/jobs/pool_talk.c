@@ -1,4 +1,4 @@
-/* pool_talk.c: what is said to pods and what they say: frames of architecture.md to events of the
+/* pool_talk.c: what is said to pods and what they say: frames of protocol.md to events of the
  * machine and back. Which pod is whose is pool.c's. */
 #include <openssl/evp.h>
 #include <stdio.h>
