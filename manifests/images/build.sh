@@ -7,7 +7,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 : "${PREFIX:=localhost/}" "${JOBS:=2}" "${BASE:=docker.io/library/debian:12-slim}" "${OUT:=}" "${LAYERS:=}" "${PREBUILT:=}"
-: "${TAG:=$(sed -n 's/.*KUBEML_VERSION "\(.*\)".*/\1/p' "$root/common/version.h")}"
+: "${TAG:=$(sed -n 's/.*KUBEML_VERSION "\(.*\)".*/\1/p' "$root/common/base/version.h")}"
 images=("$@")
 [ $# -gt 0 ] || images=(controller builder ps function-cpu)
 
