@@ -62,9 +62,9 @@ def the_status_of_every_error_is_told():
 
 @case(platform=False)
 def the_manifest_with_images_of_a_registry():
-    """As docs/guides/kubernetes-operations.md and the file itself say it."""
+    """As docs/guides/kubernetes-install.md and the file itself say it."""
     head = re.split("^---", (ROOT / "manifests/kubeml.yaml").read_text(), flags=re.M)[0]
-    command, = re.findall("^    (sed .*) \\| kubectl apply ", (ROOT / "docs/guides/kubernetes-operations.md").read_text(), re.M)
+    command, = re.findall("^    (sed .*) \\| kubectl apply ", (ROOT / "docs/guides/kubernetes-install.md").read_text(), re.M)
     assert command in head, head
     changed = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     changed = "\n".join(line for line in changed.splitlines() if not line.startswith("#"))
