@@ -36,9 +36,9 @@ enum {
 typedef struct store store;
 
 /* `locator` is "lmdb:DIR" (made if it is not there; "lmdb:DIR?map_bytes=N" starts with a smaller or
- * larger map, which grows by itself), or a URI
- * "mongodb://..." or "mongodb+srv://..." with the database's name (docs/reference/formats.md has
- * its options). ERR_UNSUPPORTED for another scheme, and for MongoDB in a build without it;
+ * larger map, which grows by itself), "memory:" (a fresh, empty store of this process), or a URI
+ * "mongodb://..." or "mongodb+srv://..." with the database's name (docs/guides/mongodb.md has its
+ * options). ERR_UNSUPPORTED for another scheme, and for MongoDB in a build without it;
  * ERR_UNAVAILABLE when no server answers within 10 s. NULL on error. */
 store *store_open(const char *locator, err *e);
 void store_close(store *s);       /* NULL is fine; writers and readers are closed before */
