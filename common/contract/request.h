@@ -1,8 +1,8 @@
 /* request.h: a train request, KubeML's own with what the platform adds.
  *
- * `request_parse` is the one place that knows its fields, defaults and limits. Unknown fields are
- * refused by name; every refusal names the field. The text form is canonical: the same request
- * gives the same bytes, which the job's record and the plan's digest keep. */
+ * The table of job_options.h has the fields' names, defaults and limits. Unknown fields are refused
+ * by name; every refusal names the field. The text form is canonical: the same request gives the
+ * same bytes, which the job's record and the plan's digest keep. */
 #ifndef KUBEML_REQUEST_H
 #define KUBEML_REQUEST_H
 
@@ -34,6 +34,10 @@ enum {
 #define REQUEST_LR     0.01
 #define REQUEST_K      -1
 
+/* JavaScript's and jansson's integers are exact up to here. */
+#define REQUEST_SEED_MAX ((int64_t)1 << 53)
+
+typedef enum train_mode { MODE_PS } train_mode;
 /* MERGE_NCCL: between the functions' GPUs where each has one of its own; elsewhere as
  * MERGE_DATABASE. Static jobs. */
 typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER, MERGE_NCCL } merge_place;
@@ -58,6 +62,7 @@ typedef struct request {
     int validate_every;      /* epochs; 0: only at the end; default 1 */
     /* percent, 0 < x <= 100; default 100: never early. Less is for datasets with classes. */
     double goal_accuracy;
+    train_mode mode;         /* ps alone, so far */
     merge_place merge;       /* default database */
     int priority;            /* default 0 */
     uint64_t seed;           /* default 0; at most 2^53 */
