@@ -14,7 +14,7 @@
 #include "common/base/err.h"
 #include "common/net/http_client.h"
 
-enum { CLI_OPTIONS_MAX = 32, CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
+enum { CLI_OPTIONS_MAX = 64, CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 /* idle_s of a call during which the server is rightly at work for minutes without a byte: it looks
  * through what was uploaded, or fetches a model from its store. */
 enum { CLI_BUSY_S = 600 };

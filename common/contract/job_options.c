@@ -169,6 +169,7 @@ const job_option job_options[] = {
      .help = "in a cluster: then its TrainJob is removed",
      .about = "in a cluster: time from the job's end until its TrainJob is deleted"},
     {.name = NULL}};
+_Static_assert(sizeof job_options / sizeof *job_options <= JOB_OPTIONS_MAX + 1, "too many rows");
 
 const job_option *job_option_find(option_object in, const char *name)
 {

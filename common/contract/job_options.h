@@ -47,7 +47,7 @@ typedef enum option_group {
     OPTION_GROUPS
 } option_group;
 
-enum { OPTION_WORDS_MAX = 8, OPTION_PATH_BYTES = 64 };
+enum { JOB_OPTIONS_MAX = 64, OPTION_WORDS_MAX = 8, OPTION_PATH_BYTES = 64 };
 
 typedef struct job_option {
     const char *name;  /* in the request */
@@ -83,7 +83,8 @@ typedef struct job_option {
     const char *about, *weights;
 } job_option;
 
-/* All rows, ended by a NULL name. A request is read and written in their order. */
+/* All rows, at most JOB_OPTIONS_MAX, ended by a NULL name. Requests are read and written in their
+ * order. */
 extern const job_option job_options[];
 
 /* By name or alias; NULL: the object has none of that name. */

@@ -8,6 +8,7 @@
 
 #include "common/base/digest.h"
 #include "common/base/json_read.h"
+#include "common/contract/job_options.h"
 #include "kube_pods.h"
 
 static bool is(const char *a, const char *b)
@@ -45,58 +46,29 @@ const char *kube_trainjob_job(const json_t *object)
 
 /* ---- spec and request ------------------------------------------------------------------------ */
 
-/* The same thing in the custom resource and in the API. */
-static const struct {
-    const char *spec, *request;
-    bool option;
-} names[] = {
-    {"function", "function_name", false},
-    {"dataset", "dataset", false},
-    {"init", "init", false},
-    {"initWithout", "init_without", false},
-    {"epochs", "epochs", false},
-    {"batchSize", "batch_size", false},
-    {"lr", "lr", false},
-    {"parallelism", "default_parallelism", true},
-    {"staticParallelism", "static_parallelism", true},
-    {"k", "k", true},
-    {"validateEvery", "validate_every", true},
-    {"goalAccuracy", "goal_accuracy", true},
-    {"mode", "mode", true},
-    {"merge", "merge", true},
-    {"priority", "priority", true},
-    {"seed", "seed", true},
-    {"optimizerState", "optimizer_state", true},
-    {"process", "process", true},
-    {"onLoss", "on_loss", true},
-    {"device", "device", true},
-    {"gpu", "gpu", true},
-    {"activeDeadlineSeconds", "active_deadline_seconds", true},
-    {"backoffLimit", "backoff_limit", true},
-    {"ttlSecondsAfterFinished", "ttl_seconds_after_finished", true},
-};
-
+/* An object such as `gpu` is the same in both: its rows have no name of their own in a spec. */
 json_t *kube_trainjob_request(const json_t *spec)
 {
-    json_t *request = json_object(), *options = json_object();
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        json_t *value = json_object_get(spec, names[i].spec);
+    json_t *asked = json_object(), *options = json_object();
+    for (const job_option *o = job_options; o->name; o++) {
+        json_t *value = o->spec ? json_object_get(spec, o->spec) : NULL;
         if (value)
-            json_object_set_new(names[i].option ? options : request, names[i].request,
+            json_object_set_new(o->in == IN_OPTIONS ? options : asked, o->name,
                                 json_deep_copy(value));
     }
-    json_object_set_new(request, "options", options);
-    return request;
+    json_object_set_new(asked, "options", options);
+    return asked;
 }
 
-json_t *kube_trainjob_spec(const json_t *request)
+json_t *kube_trainjob_spec(const json_t *asked)
 {
     json_t *spec = json_object();
-    const json_t *options = json_object_get(request, "options");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        json_t *value = json_object_get(names[i].option ? options : request, names[i].request);
-        if (value && !json_is_null(value) && !(json_is_string(value) && !*json_string_value(value)))
-            json_object_set_new(spec, names[i].spec, json_deep_copy(value));
+    const json_t *options = json_object_get(asked, "options");
+    for (const job_option *o = job_options; o->name; o++) {
+        json_t *value = json_object_get(o->in == IN_OPTIONS ? options : asked, o->name);
+        if (o->spec && value && !json_is_null(value) &&
+            !(json_is_string(value) && !*json_string_value(value)))
+            json_object_set_new(spec, o->spec, json_deep_copy(value));
     }
     return spec;
 }
