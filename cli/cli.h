@@ -107,6 +107,9 @@ int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min,
  * positional arguments. */
 void names_print(const cli *c, const cli_option *options, int argc, char **argv, int max);
 
+/* Prints a table of the code as JSON, from which a page's table is made (docs.c). */
+int docs_print(const char *table);
+
 /* Standard output did not take it: said, unless that is because nobody reads any more. */
 int cli_unwritten(const err *e);
 int cli_fail(const err *e); /* prints "kubeml: message", and a hint where one helps; CLI_FAILED */

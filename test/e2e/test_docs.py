@@ -33,30 +33,6 @@ def table_of(source, name):
     return re.search(rf"\b{name}\[\w*\] = \{{(.*?)\n\}};", (ROOT / source).read_text(), re.S)[1]
 
 
-def fields(name):
-    return set(re.findall(r'\.name = "(\w+)"', table_of("common/contract/request.c", name)))
-
-
-@case(platform=False)
-def every_option_of_a_job_is_told():
-    told = {codes(row[0])[0]: row for row in rows("Options of a job")}
-    gpu = {f"gpu.{name}" for name in fields("gpu_fields")}
-    options = fields("option_fields") - {"gpu"} | gpu
-    assert set(told) == options | fields("top_fields") - {"model_type", "options"}, set(told) ^ options
-
-    flags = subprocess.run([str(harness.BIN / "kubeml"), "__options", "train"], capture_output=True, text=True, check=True).stdout
-    flags = {line.rstrip("=") for line in flags.splitlines()} - {"--watch", "--help"}
-    assert {code for row in told.values() for code in codes(row[1]) if code.startswith("--")} == flags, flags
-
-    specs = dict(re.findall(r'\{"(\w+)", "(\w+)", \w+\}', table_of("controller/kube/kube_trainjob.c", "names")))
-    specs = {request: spec for spec, request in specs.items() if spec != "gpu"} | {name: name for name in gpu}
-    assert {field: codes(row[2])[0] for field, row in told.items()} == specs, specs
-
-    described = {name: schema for name, schema in SCHEMAS["TrainOptions"]["properties"].items() if name != "gpu"}
-    described |= {f"gpu.{name}": schema for name, schema in SCHEMAS["GpuShare"]["properties"].items()}
-    assert set(described) == options | {"K"} and all("description" in schema for schema in described.values()), described
-
-
 @case(platform=False)
 def the_status_of_every_error_is_told():
     of_code = re.findall(r'\[ERR_\w+\] = \{"([a-z-]+)", (\d+), (true|false)\}', table_of("common/base/err.c", "table"))
