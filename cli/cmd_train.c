@@ -57,8 +57,9 @@ static size_t flags_of_table(cli_option *out, flag_value *values)
             /* A number that a request must have is filled in from the table. */
             bool required = o->required && flag_kind(o) == OPTION_TEXT;
             assert(count + 3 < CLI_OPTIONS_MAX); /* a shortcut, --watch and the end */
-            out[count++] = (cli_option){o->flag, o->letter, flag_kind(o), o->placeholder, o->help,
-                                        flag_target(o, v), &v->seen, required, false};
+            out[count++] =
+                (cli_option){o->flag,           o->letter, flag_kind(o), o->placeholder, o->help,
+                             flag_target(o, v), &v->seen,  required,     false};
             if (o->shortcut.flag)
                 out[count++] = (cli_option){.name = o->shortcut.flag,
                                             .help = o->shortcut.help,
@@ -220,8 +221,9 @@ int cmd_train(cli *c, int argc, char **argv)
     cli_option options[CLI_OPTIONS_MAX];
     bool watch = false;
     size_t count = flags_of_table(options, values);
-    options[count++] = (cli_option){"watch", 'w', OPTION_FLAG, NULL, "follow the job until its end",
-                                    &watch, NULL, false, false};
+    options[count++] =
+        (cli_option){"watch", 'w',  OPTION_FLAG, NULL, "follow the job until its end",
+                     &watch,  NULL, false,       false};
     options[count] = (cli_option){.name = NULL};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;

@@ -9,29 +9,29 @@
 #define TEXT(value)    TEXT_OF(value)
 
 /* The place of a field in request, if it has that type; any other type does not compile. */
-#define AT(type, member)                                                                           \
-    .at = _Generic(&((request *)0)->member, type *: offsetof(request, member))
+#define AT(type, member) .at = _Generic(&((request *)0)->member, type * : offsetof(request, member))
 
 #define NAME(member)    .kind = VALUE_NAME, AT(char_name, member)
 #define PATH(member)    .kind = VALUE_PATH, AT(char_name, member)
 #define TENSORS(member) .kind = VALUE_TENSORS, AT(char_tensors, member)
 #define MEMORY(member)  .kind = VALUE_MEMORY, AT(uint64_t, member)
 #define BOOL(member)    .kind = VALUE_BOOL, AT(bool, member)
-#define SEED(member)                                                                               \
-    .kind = VALUE_SEED, AT(uint64_t, member), .low = 0, .high = REQUEST_SEED_MAX
-#define INT(member, least, most, default_)                                                          \
+#define SEED(member)    .kind = VALUE_SEED, AT(uint64_t, member), .low = 0, .high = REQUEST_SEED_MAX
+#define INT(member, least, most, default_)                                                         \
     .kind = VALUE_INT, AT(int, member), .low = (least), .high = (most), .default_value = (default_)
-#define REAL(member, above, most, default_)                                                         \
-    .kind = VALUE_REAL, AT(double, member), .low = (above), .high = (most), .default_value = (default_)
+#define REAL(member, above, most, default_)                                                        \
+    .kind = VALUE_REAL, AT(double, member), .low = (above), .high = (most),                        \
+    .default_value = (default_)
 /* The first word is the default. */
-#define WORD(type, member, ...)                                                                    \
-    .kind = VALUE_WORD, AT(type, member), .words = {__VA_ARGS__}
+#define WORD(type, member, ...) .kind = VALUE_WORD, AT(type, member), .words = {__VA_ARGS__}
 
 _Static_assert(sizeof(merge_place) == sizeof(unsigned), "VALUE_WORD reads enums as unsigned");
 
 typedef char char_name[REQUEST_NAME_BYTES];
 typedef char char_tensors[REQUEST_TENSORS_BYTES];
 
+/* The lines of a row: what the request says; the TrainJob, the group; the flag; the page. */
+/* clang-format off */
 const job_option job_options[] = {
     {.name = "model_type", .kind = VALUE_IGNORED},
     {.name = "function_name", NAME(function_name), .required = true, .always = true,
@@ -171,6 +171,7 @@ const job_option job_options[] = {
      .about = "in a cluster: time from the job's end until its TrainJob is deleted",
      .weights = "same"},
     {.name = NULL}};
+/* clang-format on */
 _Static_assert(sizeof job_options / sizeof *job_options <= JOB_OPTIONS_MAX + 1, "too many rows");
 
 const job_option *job_option_find(option_object in, const char *name)

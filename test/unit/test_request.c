@@ -186,8 +186,8 @@ TEST(canonical_text)
     json_decref(k);
 }
 
-/* Records and digests of plans hold these bytes: what is always written comes first, then what differs
- * from its default. */
+/* Records and digests of plans hold these bytes: what is always written comes first, then what
+ * differs from its default. */
 TEST(canonical_text_of_every_option)
 {
     err e = ERR_INIT;
