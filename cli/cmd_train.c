@@ -42,8 +42,31 @@ static void *flag_target(const job_option *o, flag_value *v)
     }
 }
 
-/* Makes the flags of the table's rows, in the order of their groups, with room for the values in
- * `values`, which has as many items as the table has rows. Returns how many flags there are. */
+static cli_option flag_of(const job_option *o, flag_value *v)
+{
+    v->number = (long)o->default_value;
+    v->real = o->default_value;
+    return (cli_option){.name = o->flag,
+                        .letter = o->letter,
+                        .kind = flag_kind(o),
+                        .value = o->placeholder,
+                        .help = o->help,
+                        .into = flag_target(o, v),
+                        .seen = &v->seen,
+                        /* a number that a request must have comes from the table */
+                        .required = o->required && flag_kind(o) == OPTION_TEXT};
+}
+
+static cli_option shortcut_of(const job_option *o, flag_value *v)
+{
+    return (cli_option){.name = o->shortcut.flag,
+                        .kind = OPTION_FLAG,
+                        .help = o->shortcut.help,
+                        .into = &v->shortcut};
+}
+
+/* Makes the flags of the rows, group by group. A flag stores what it gets in the item of `values`
+ * that has the number of its row. Returns how many flags there are. */
 static size_t flags_of_table(cli_option *out, flag_value *values)
 {
     size_t count = 0;
@@ -52,19 +75,10 @@ static size_t flags_of_table(cli_option *out, flag_value *values)
             flag_value *v = &values[o - job_options];
             if (!o->flag || (int)o->group != group)
                 continue;
-            v->number = (long)o->default_value;
-            v->real = o->default_value;
-            /* A number that a request must have is filled in from the table. */
-            bool required = o->required && flag_kind(o) == OPTION_TEXT;
             assert(count + 3 < CLI_OPTIONS_MAX); /* a shortcut, --watch and the end */
-            out[count++] =
-                (cli_option){o->flag,           o->letter, flag_kind(o), o->placeholder, o->help,
-                             flag_target(o, v), &v->seen,  required,     false};
+            out[count++] = flag_of(o, v);
             if (o->shortcut.flag)
-                out[count++] = (cli_option){.name = o->shortcut.flag,
-                                            .help = o->shortcut.help,
-                                            .kind = OPTION_FLAG,
-                                            .into = &v->shortcut};
+                out[count++] = shortcut_of(o, v);
         }
     return count;
 }
@@ -221,9 +235,11 @@ int cmd_train(cli *c, int argc, char **argv)
     cli_option options[CLI_OPTIONS_MAX];
     bool watch = false;
     size_t count = flags_of_table(options, values);
-    options[count++] =
-        (cli_option){"watch", 'w',  OPTION_FLAG, NULL, "follow the job until its end",
-                     &watch,  NULL, false,       false};
+    options[count++] = (cli_option){.name = "watch",
+                                    .letter = 'w',
+                                    .kind = OPTION_FLAG,
+                                    .help = "follow the job until its end",
+                                    .into = &watch};
     options[count] = (cli_option){.name = NULL};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;

@@ -9,8 +9,8 @@
  *     docs/reference/job-options.md has the table that `kubeml __docs job-options` gives
  *
  * A new option is a row here, a field of `request` and the code that uses the field. Three texts
- * describe it in words: openapi.yaml, the CRD and the sections of job-options.md; test_docs.py
- * compares their names, types, ranges and defaults with the row. */
+ * describe it in words: openapi.yaml, the CRD and the sections of job-options.md;
+ * test_job_options.py compares names, types, ranges and defaults of the first two with the row. */
 #ifndef KUBEML_JOB_OPTIONS_H
 #define KUBEML_JOB_OPTIONS_H
 
@@ -73,7 +73,7 @@ typedef struct job_option {
     char letter;             /* 0: none */
     const char *placeholder; /* what the help calls the value; NULL for VALUE_BOOL */
     const char *help;        /* ends with the default, if any, in parentheses */
-    /* A flag without a value that means `value`, whatever `flag` says; NULL name: there is none. */
+    /* A flag without a value that means `value`, whatever `flag` says; NULL: there is none. */
     struct {
         const char *flag, *help;
         int value;

@@ -34,7 +34,7 @@ enum {
 #define REQUEST_LR     0.01
 #define REQUEST_K      -1
 
-/* JavaScript's and jansson's integers are exact up to here. */
+/* Up to here every integer is a double too, which is what some JSON readers keep. */
 #define REQUEST_SEED_MAX ((int64_t)1 << 53)
 
 typedef enum train_mode { MODE_PS } train_mode;

@@ -182,6 +182,14 @@ def the_words_of_an_option_are_completed():
 
 
 @case(platform=False)
+def a_text_that_is_not_utf_8_is_refused_by_name():
+    for flags, said in ([b"-f", b"\xff", b"-d", b"b"], "the names of the function and the dataset must be UTF-8"), \
+                       ([b"-f", b"a", b"-d", b"b", b"--merge", b"\xff"], "--merge must be UTF-8"):
+        run = subprocess.run([KUBEML, "train", *flags], capture_output=True, text=True)
+        assert (run.returncode, run.stderr) == (1, f"kubeml: {said}\n"), run
+
+
+@case(platform=False)
 def the_page_has_the_table_of_the_code():
     """And one that has another is found, and written anew."""
     assert re.findall("^<!-- kubeml __docs (.*) -->$", (ROOT / PAGE).read_text(), re.M) == ["job-options"]
