@@ -60,7 +60,8 @@ def compare(where, schema, wanted):
 
 
 def check_names(where, told, wanted):
-    assert set(told) == set(wanted), f"{where}: {sorted(set(told) ^ set(wanted))} stand on one side alone"
+    told, wanted = set(told), set(wanted)
+    assert told == wanted, f"{where}: without {sorted(wanted - told)} of the table of options, and with {sorted(told - wanted)} that it has not"
 
 
 def check_api(rows, schemas):
