@@ -159,7 +159,6 @@ int code_shape_check(controller *c, const json_t *function, const struct dataset
 
 /* helpers of the handlers, rest.c */
 void controller_random_id(char *out, size_t bytes); /* hex digits */
-void rest_time(json_t *object, const char *key, int64_t wall_ms); /* RFC 3339, or null for 0 */
 
 /* rest_list.c: lists, a page an answer. */
 enum {

@@ -2,8 +2,7 @@
  * contract. */
 #include <string.h>
 
-#include "common/base/clock.h"
-#include "common/base/json_read.h"
+#include "common/base/json_time.h"
 #include "controller/controller.h"
 #include "controller/ha/store_watch.h"
 #include "controller/jobs/job_manager.h"
@@ -12,14 +11,6 @@
 void controller_random_id(char *out, size_t bytes)
 {
     job_manager_random_hex(out, bytes);
-}
-
-void rest_time(json_t *object, const char *key, int64_t wall_ms)
-{
-    char text[25];
-    if (wall_ms > 0)
-        clock_rfc3339(wall_ms, text);
-    json_object_set_new(object, key, wall_ms > 0 ? json_string(text) : json_null());
 }
 
 static void rest_health(http_request *r, void *context)
@@ -103,7 +94,7 @@ static void rest_version(http_request *r, void *context)
     controller *c = context;
     json_t *out = json_pack("{s:s, s:s, s:i}", "name", "kubeml-controller", "version",
                             KUBEML_VERSION, "abi", WIRE_ABI);
-    rest_time(out, "started", c->started_wall_ms);
+    json_set_time(out, "started", c->started_wall_ms);
     http_response_json(r, 200, out);
 }
 

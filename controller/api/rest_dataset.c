@@ -1,8 +1,8 @@
 /* rest_dataset.c: /dataset and /dataset/{name}. */
 #include <string.h>
 
-#include "common/base/clock.h"
 #include "common/base/json_read.h"
+#include "common/base/json_time.h"
 #include "common/dataset/dataset.h"
 #include "common/dataset/ingest.h"
 #include "common/net/multipart.h"
@@ -20,7 +20,7 @@ static json_t *dataset_json(const dataset_info *d)
         (int)d->width, "classes", (int)d->classes, "targets", (int)d->targets, "chunk_samples",
         (int)d->chunk_samples, "seed", (json_int_t)d->seed, "bytes", (json_int_t)d->bytes);
     if (out)
-        rest_time(out, "created", d->created_ms);
+        json_set_time(out, "created", d->created_ms);
     return out;
 }
 

@@ -14,6 +14,7 @@
 #include "common/base/failpoint.h"
 #include "common/base/hash64.h"
 #include "common/base/json_read.h"
+#include "common/base/json_time.h"
 #include "common/base/log.h"
 #include "common/dataset/dataset.h"
 #include "controller/functions/build_failure.h"
@@ -639,7 +640,8 @@ static json_t *conditions_json(const json_t *conditions)
                                                                : "False"));
         copy_field(shown, "reason", c, "reason");
         copy_field(shown, "message", c, "message");
-        rest_time(shown, "lastTransitionTime", json_integer_value(json_object_get(c, "since_ms")));
+        json_set_time(shown, "lastTransitionTime",
+                      json_integer_value(json_object_get(c, "since_ms")));
         json_array_append_new(out, shown);
     }
     return out;
@@ -675,9 +677,9 @@ json_t *jobs_task_json(const json_t *record)
     for (size_t i = 0; i < sizeof last / sizeof *last; i++)
         copy_field(out, last[i], epoch, last[i]);
     json_object_set_new(out, "conditions", conditions_json(json_object_get(inner, "conditions")));
-    rest_time(out, "created", json_integer_value(json_object_get(inner, "created_ms")));
-    rest_time(out, "started", json_integer_value(json_object_get(inner, "started_ms")));
-    rest_time(out, "finished", json_integer_value(json_object_get(inner, "finished_ms")));
+    json_set_time(out, "created", json_integer_value(json_object_get(inner, "created_ms")));
+    json_set_time(out, "started", json_integer_value(json_object_get(inner, "started_ms")));
+    json_set_time(out, "finished", json_integer_value(json_object_get(inner, "finished_ms")));
     const json_t *function = json_object_get(record, "function");
     json_object_set_new(out, "function_version", json_incref(json_object_get(function, "version")));
     copy_field(out, "function_digest", function, "digest");
