@@ -29,6 +29,7 @@
 #include "common/dataset/spool.h"
 #include "common/net/http_server.h"
 #include "common/net/metrics.h"
+#include "common/store/list_page.h"
 #include "common/store/store.h"
 #include "controller/cluster/cluster.h"
 #include "controller/ha/leader.h"
@@ -161,23 +162,8 @@ int code_shape_check(controller *c, const json_t *function, const struct dataset
 void controller_random_id(char *out, size_t bytes); /* hex digits */
 
 /* rest_list.c: lists, a page an answer. */
-enum {
-    LIST_LIMIT = 1000,      /* of a page, at most and unless fewer are asked for */
-    LIST_BYTES = 16 << 20,  /* of JSON; the entry that reaches it is a page's last */
-};
-typedef struct list_page {
-    size_t limit, count, bytes;
-    char after[STORE_KEY_BYTES]; /* the key that was looked at last; "": none */
-    bool more;
-} list_page;
-/* A record as the API shows it, a new reference; NULL: it is left out. */
-typedef json_t *(*list_show)(void *context, const char *key, json_t *record);
 /* From `limit` and `continue` of the query. ERR_INVALID. */
 int list_page_parse(http_request *r, list_page *out, err *e);
-/* Appends records of a collection, from where the page stands, until it is full; `show` NULL: as
- * they are. */
-int list_add(store *s, const char *collection, list_page *p, list_show show, void *context,
-             json_t *out, err *e);
 /* Takes `out`. `path` is the list's own, with what else its query says. */
 void list_answer(http_request *r, const list_page *p, const char *path, json_t *out);
 /* All of it, for a list of one collection. */
