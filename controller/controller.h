@@ -136,8 +136,10 @@ typedef struct registry_upload {
 int registry_put(controller *c, const char *name, const registry_upload *u, bool update,
                  json_t **out, json_t **said, err *e);
 int registry_get(controller *c, const char *name, json_t **out, err *e);
-/* ERR_CONFLICT while a job uses it. */
-int registry_delete(controller *c, const char *name, err *e);
+/* `delete_unused` is job_delete_function, which knows what jobs use: ERR_CONFLICT while one uses
+ * the function. ERR_NOT_FOUND. */
+int registry_delete(controller *c, const char *name,
+                    int (*delete_unused)(job_manager *o, const char *name, err *e), err *e);
 /* The version in use, and why the last upload was refused. ERR_NOT_FOUND where there is neither. */
 int registry_explain(controller *c, const char *name, json_t **out, err *e);
 

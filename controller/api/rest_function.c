@@ -7,6 +7,7 @@
 #include "common/base/name.h"
 #include "common/net/multipart.h"
 #include "controller/controller.h"
+#include "controller/jobs/job_manager.h"
 
 void rest_function_list(http_request *r, void *context)
 {
@@ -240,7 +241,7 @@ void rest_function_delete(http_request *r, void *context)
     controller *c = context;
     const char *name = http_param(r, "name");
     err e = ERR_INIT;
-    if (registry_delete(c, name, &e)) {
+    if (registry_delete(c, name, job_delete_function, &e)) {
         http_response_error(r, &e);
         return;
     }

@@ -19,7 +19,6 @@
 #include "common/compile/builder_remote.h"
 #include "common/net/http_server.h"
 #include "controller/controller.h"
-#include "controller/jobs/job_manager.h"
 #include "build_failure.h"
 
 enum { PUT_TRIES = 5 };
@@ -35,11 +34,12 @@ int registry_get(controller *c, const char *name, json_t **out, err *e)
     return -1;
 }
 
-int registry_delete(controller *c, const char *name, err *e)
+int registry_delete(controller *c, const char *name,
+                    int (*delete_unused)(job_manager *o, const char *name, err *e), err *e)
 {
     if (name_check("function", name, e))
         return -1;
-    if (job_delete_function(c->job_manager, name, e))
+    if (delete_unused(c->job_manager, name, e))
         return e->code == ERR_NOT_FOUND
                    ? err_set(e, ERR_NOT_FOUND, "there is no function \"%s\"", name)
                    : -1;

@@ -13,6 +13,7 @@
 #include "common/base/name.h"
 #include "common/dataset/dataset.h"
 #include "controller/functions/build_failure.h"
+#include "controller/jobs/job_manager.h"
 #include "controller/kube/kube_claim.h"
 #include "controller/kube/kube_pods.h"
 #include "controller/kube/kube_status.h"
@@ -280,7 +281,7 @@ static bool drop_function(function_reconciler *k, const char *name, bool said)
     if (!controller_may_act(k->controller))
         return false;
     if (is_as_made(k, name, &e))
-        registry_delete(k->controller, name, &e);
+        registry_delete(k->controller, name, job_delete_function, &e);
     bool again = err_retry_may_help(e.code);
     if (e.code == ERR_NOT_FOUND) /* it never compiled */
         build_failure_drop(k->controller->store, name);

@@ -73,9 +73,11 @@ int registry_put(controller *c, const char *name, const registry_upload *u, bool
     return fits ? 0 : err_set(e, update ? ERR_NOT_FOUND : ERR_EXISTS, "function \"%s\"", name);
 }
 
-int registry_delete(controller *c, const char *name, err *e)
+int registry_delete(controller *c, const char *name,
+                    int (*delete_unused)(job_manager *o, const char *name, err *e), err *e)
 {
     (void)c;
+    (void)delete_unused;
     pthread_mutex_lock(&registry.lock);
     registry.asked++;
     err_code code = registry.refuses;
