@@ -330,7 +330,7 @@ static int start(program *p, const sigset_t *signals, err *e)
     if (!c->config.store_locator[0])
         snprintf(c->config.store_locator, sizeof c->config.store_locator, "lmdb:%.480s/store",
                  c->config.home);
-    c->watch = store_watch_new(c);
+    c->watch = store_watch_new(c, job_manager_store_back);
     if (!c->watch)
         return err_set(e, ERR_NOMEM, "no memory to start");
     /* A database may be long in coming, and that is to be seen; a disk is not: who asks early waits

@@ -9,12 +9,12 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "controller/jobs/job_manager.h"
 
 enum { USERS_EVERY_MS = 60000 }; /* while none can be made */
 
 struct store_watch {
     controller *controller;
+    void (*back)(job_manager *o); /* the store answers again */
     store *probe; /* with little patience; NULL: not open, or none is needed */
     pthread_t thread;
     bool threaded;
@@ -32,12 +32,13 @@ bool store_watch_is_far(const store_watch *w)
     return strncmp(w->controller->config.store_locator, "mongodb", 7) == 0;
 }
 
-store_watch *store_watch_new(controller *c)
+store_watch *store_watch_new(controller *c, void (*back)(job_manager *o))
 {
     store_watch *w = calloc(1, sizeof *w);
     if (!w)
         return NULL;
     w->controller = c;
+    w->back = back;
     snprintf(w->why, sizeof w->why, "the controller is starting");
     pthread_mutex_init(&w->lock, NULL);
     clock_cond_init(&w->changed);
@@ -142,7 +143,7 @@ static void *watch(void *arg)
         int status = ask(w, &why);
         bool news = keep(w, status, &why);
         if (news && status == 0 && controller_leads(w->controller))
-            job_manager_store_back(w->controller->job_manager);
+            w->back(w->controller->job_manager);
         if (status == 0 && w->probe && controller_leads(w->controller) &&
             clock_left_ms(w->users_ms) == 0)
             try_users(w);

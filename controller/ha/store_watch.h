@@ -13,8 +13,10 @@
 
 enum { STORE_WATCH_EVERY_MS = 1000, STORE_WATCH_PATIENCE_MS = 3000 };
 
-/* At first it says that the controller starts. NULL when memory is gone. */
-store_watch *store_watch_new(controller *c);
+/* At first it says that the controller starts. `back` is called from the watch's thread with
+ * `c->owner`, while this controller leads, when the store has answered again:
+ * job_manager_store_back. NULL when memory is gone. */
+store_watch *store_watch_new(controller *c, void (*back)(job_manager *o));
 bool store_watch_is_far(const store_watch *w); /* is there anything to watch? */
 /* Asks once, and keeps the answer: what store_watch_up then says. Only before store_watch_start. */
 int store_watch_try(store_watch *w, err *e);
@@ -26,7 +28,7 @@ int store_watch_start(store_watch *w, err *e);
 bool store_watch_up(store_watch *w, err *why);
 /* As store_watch_up for the owner, who does not try what would only make it wait: false too since
  * store_watch_failed told of a write that failed, until the store has answered again. The owner
- * learns of that by job_manager_store_back, and has its records ready. */
+ * learns of that by `back`, and has its records ready. */
 bool store_watch_writable(store_watch *w, err *why);
 void store_watch_failed(store_watch *w, const err *why);
 /* Was it started? Until then there are neither store nor owner. */

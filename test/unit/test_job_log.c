@@ -316,7 +316,7 @@ static void open_store(int parts)
     err e = ERR_INIT;
     platform.store = store_open(store_memory_locator(), &e);
     CHECK_OK(platform.store ? 0 : -1, e);
-    platform.watch = store_watch_new(&platform);
+    platform.watch = store_watch_new(&platform, job_manager_store_back);
     CHECK_OK(store_watch_start(platform.watch, &e), e);
     for (int i = 0; i < parts; i++) {
         memset(text, '0' + i, sizeof text - 1);

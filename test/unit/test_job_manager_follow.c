@@ -40,7 +40,7 @@ static void open_world(void)
     CHECK_OK(http_server_start(&c, &server, &e), e);
     platform.store = store_open(store_memory_locator(), &e);
     CHECK_OK(platform.store ? 0 : -1, e);
-    platform.watch = store_watch_new(&platform);
+    platform.watch = store_watch_new(&platform, job_manager_store_back);
     CHECK_OK(store_watch_start(platform.watch, &e), e);
     job_limits limits;
     job_limits_default(&limits);
