@@ -19,7 +19,8 @@
 
 #include <jansson.h>
 
-#include "controller/cluster/cluster.h"
+#include "common/base/err.h"
+#include "pod.h"
 
 #define KUBE_LABEL_INSTALL     "kubeml.dev/install"
 #define KUBE_LABEL_ROLE        "kubeml.dev/role"
