@@ -32,7 +32,6 @@
 #include "common/store/list_page.h"
 #include "common/store/store.h"
 #include "controller/cluster/cluster.h"
-#include "controller/ha/leader.h"
 
 enum {
     CONTROLLER_CODE_BYTES_MAX = BUILDER_SOURCE_BYTES_MAX + (1 << 20), /* a function's upload */
@@ -70,6 +69,7 @@ typedef struct controller_config {
 
 typedef struct job_manager job_manager;
 typedef struct infer infer;
+typedef struct leader leader;
 typedef struct store_watch store_watch;
 typedef struct sweeper sweeper;
 
@@ -101,19 +101,6 @@ typedef struct controller {
     atomic_bool no_users; /* the database lets none be made for jobs */
     atomic_int lacking;   /* kinds of custom resources whose CRD lacks fields (kube_status.h) */
 } controller;
-
-/* Whether nobody else may act on jobs and pods at this moment; a kube_config's `may_write`. */
-static inline bool controller_may_act(const void *c)
-{
-    const leader *l = ((const controller *)c)->leader;
-    return !l || leader_is_us(l);
-}
-
-/* Whether what is about jobs and pods can be answered here. */
-static inline bool controller_leads(const controller *c)
-{
-    return atomic_load(&c->leads) && controller_may_act(c);
-}
 
 /* rest.c */
 extern const http_route rest_routes[];

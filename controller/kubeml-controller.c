@@ -27,16 +27,17 @@
 
 #include "common/base/cleanup.h"
 #include "common/base/clock.h"
-#include "controller/cluster/cluster_local.h"
-#include "controller_options.h"
 #include "common/base/failpoint.h"
 #include "common/base/fs.h"
+#include "common/base/log.h"
 #include "controller/api/forward.h"
+#include "controller/cluster/cluster_local.h"
+#include "controller/ha/leading.h"
+#include "controller/ha/store_watch.h"
+#include "controller/jobs/job_manager.h"
 #include "controller/kube/kube_end.h"
 #include "controller/operator/operator_start.h"
-#include "common/base/log.h"
-#include "controller/jobs/job_manager.h"
-#include "controller/ha/store_watch.h"
+#include "controller_options.h"
 #include "sweeper.h"
 
 enum {
@@ -160,7 +161,7 @@ static int lead(program *p, err *e)
         return -1;
     atomic_store(&c->leads, true);
     if (strcmp(c->config.cluster, "kubernetes") == 0)
-        p->mirror = operator_start(c);
+        p->mirror = operator_start(c, controller_may_act);
     log_info("leads");
     return 0;
 }

@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "controller/functions/code_blob.h"
 #include "controller/functions/upload.h"
+#include "controller/ha/leading.h"
 #include "controller/ha/store_watch.h"
 #include "controller/jobs/job_manager.h"
 

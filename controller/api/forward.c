@@ -11,6 +11,7 @@
 #include "common/base/cleanup.h"
 #include "common/base/clock.h"
 #include "common/net/http_client.h"
+#include "controller/ha/leading.h"
 
 enum {
     HOP_STACK_BYTES = 256 << 10,

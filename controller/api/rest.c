@@ -4,6 +4,7 @@
 
 #include "common/base/json_time.h"
 #include "controller/controller.h"
+#include "controller/ha/leading.h"
 #include "controller/ha/store_watch.h"
 #include "controller/jobs/job_manager.h"
 #include "forward.h"

@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "leading.h"
 
 enum { USERS_EVERY_MS = 60000 }; /* while none can be made */
 

@@ -21,6 +21,7 @@
 #include "common/modelstore/shm.h"
 #include "controller/cluster/cluster_kubernetes.h"
 #include "controller/cluster/cluster_local.h"
+#include "controller/ha/leading.h"
 #include "job_manager_internal.h"
 
 enum {

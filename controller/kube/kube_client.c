@@ -319,8 +319,7 @@ static int status_error(long status, const buf *text, err *e)
 
 static bool may_write(const kube_client *c, const kube_request *r)
 {
-    return !c->config->may_write || strcmp(r->method, "GET") == 0 ||
-           c->config->may_write(c->config->writer);
+    return strcmp(r->method, "GET") == 0 || kube_config_may_write(c->config);
 }
 
 int kube_try(kube_client *c, const kube_request *r, int64_t deadline_ms, buf *text, kube_outcome *o,

@@ -278,7 +278,7 @@ static bool drop_function(function_reconciler *k, const char *name, bool said)
     err e = ERR_INIT;
     if (name_check("function", name, NULL))
         return true;
-    if (!controller_may_act(k->controller))
+    if (!kube_config_may_write(k->access))
         return false;
     if (is_as_made(k, name, &e))
         registry_delete(k->controller, name, job_delete_function, &e);

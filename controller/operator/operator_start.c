@@ -135,7 +135,7 @@ int operator_access(const controller *c, kube_config *out, err *e)
     return status;
 }
 
-static int start(operator* m, controller *c, err *e)
+static int start(operator* m, controller *c, bool (*may_write)(const void *c), err *e)
 {
     kube_templates t;
     kube_jobs_host host = {.submit = submit,
@@ -152,7 +152,7 @@ static int start(operator* m, controller *c, err *e)
                            .context = c};
     if (operator_access(c, &m->access, e))
         return -1;
-    m->access.may_write = controller_may_act;
+    m->access.may_write = may_write;
     m->access.writer = c;
     if (kube_templates_read(c->config.pods_file, &t, e))
         return -1;
@@ -165,13 +165,13 @@ static int start(operator* m, controller *c, err *e)
                : 0;
 }
 
-operator* operator_start(controller *c)
+operator* operator_start(controller *c, bool (*may_write)(const void *c))
 {
     err e = ERR_INIT;
     operator* m = calloc(1, sizeof *m);
     if (!m)
         err_set(&e, ERR_NOMEM, "no memory");
-    if (m && start(m, c, &e) == 0)
+    if (m && start(m, c, may_write, &e) == 0)
         return m;
     log_warn("jobs do not show as TrainJobs: %s", e.message);
     operator_stop(m);

@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "controller/api/forward.h"
+#include "controller/ha/leader.h"
 #include "test.h"
 
 enum { BIG = 100 << 20, BLOCK = 4096, WAIT_MS = 30000 };
