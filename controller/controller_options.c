@@ -11,6 +11,7 @@
 #include "common/base/cleanup.h"
 #include "common/base/fs.h"
 #include "common/base/parallel.h"
+#include "common/base/version.h"
 
 enum {
     SLOTS_MIN = 4, /* the default is the number of cores, but four functions always fit */

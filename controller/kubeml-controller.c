@@ -30,7 +30,10 @@
 #include "common/base/failpoint.h"
 #include "common/base/fs.h"
 #include "common/base/log.h"
+#include "common/base/version.h"
 #include "controller/api/forward.h"
+#include "controller/api/infer.h"
+#include "controller/api/rest.h"
 #include "controller/cluster/cluster_local.h"
 #include "controller/ha/leading.h"
 #include "controller/ha/store_watch.h"
@@ -38,6 +41,7 @@
 #include "controller/kube/kube_end.h"
 #include "controller/operator/operator_start.h"
 #include "controller_options.h"
+#include "metrics_controller.h"
 #include "sweeper.h"
 
 enum {

@@ -1,5 +1,6 @@
 /* metrics_controller.c: the families that /metrics shows: the first KubeML's names and our own. */
-#include "controller.h"
+#include "metrics_controller.h"
+
 #include "controller/job/job.h"
 
 static const double http_bounds[] = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,

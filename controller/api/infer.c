@@ -9,6 +9,8 @@
  * its model's outputs need. Who waits for room has it in the order of coming: a large one is passed
  * by no small ones.
  */
+#include "infer.h"
+
 #include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -25,6 +27,7 @@
 #include "controller/ha/store_watch.h"
 #include "controller/jobs/job_manager.h"
 #include "forward.h"
+#include "rest.h"
 #include "function-runtime/serve/serve.h"
 #include "kernels/engine.h"
 

@@ -1,18 +1,16 @@
 /* rest.c: the routes of the API, and what is about the platform itself. docs/reference/openapi.yaml is the
  * contract. */
+#include "rest.h"
+
 #include <string.h>
 
 #include "common/base/json_time.h"
-#include "controller/controller.h"
+#include "common/base/version.h"
+#include "common/net/wire.h"
 #include "controller/ha/leading.h"
 #include "controller/ha/store_watch.h"
 #include "controller/jobs/job_manager.h"
 #include "forward.h"
-
-void controller_random_id(char *out, size_t bytes)
-{
-    job_manager_random_hex(out, bytes);
-}
 
 static void rest_health(http_request *r, void *context)
 {

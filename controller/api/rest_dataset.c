@@ -6,8 +6,9 @@
 #include "common/dataset/dataset.h"
 #include "common/dataset/ingest.h"
 #include "common/net/multipart.h"
-#include "controller/controller.h"
 #include "controller/jobs/job_manager.h"
+#include "rest.h"
+#include "rest_list.h"
 
 /* {"name", "train_set_size", "test_set_size"} is the first KubeML's. */
 static json_t *dataset_json(const dataset_info *d)

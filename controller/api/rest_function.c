@@ -1,4 +1,4 @@
-/* rest_function.c: /function, /function/{name} and /function/{name}/explain. */
+/* rest_function.c: /function, /function/{name}, /function/{name}/explain and /zoo. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,8 +6,11 @@
 #include "common/base/json_read.h"
 #include "common/base/name.h"
 #include "common/net/multipart.h"
-#include "controller/controller.h"
+#include "controller/functions/registry.h"
+#include "controller/functions/zoo_list.h"
 #include "controller/jobs/job_manager.h"
+#include "rest.h"
+#include "rest_list.h"
 
 void rest_function_list(http_request *r, void *context)
 {
@@ -32,6 +35,16 @@ void rest_function_explain(http_request *r, void *context)
         http_response_error(r, &e);
     else
         http_response_json(r, 200, out);
+}
+
+void rest_zoo(http_request *r, void *context)
+{
+    json_t *list = NULL;
+    err e = ERR_INIT;
+    if (zoo_list(context, &list, &e))
+        http_response_error(r, &e);
+    else
+        http_response_json(r, 200, list);
 }
 
 /* ---- uploads: {"model": NAME, "stem"?}, {"code": [{"name", "text"}]}, or files in multipart fields "code" ---- */

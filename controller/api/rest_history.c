@@ -11,10 +11,11 @@
 #include "common/formats/safetensors.h"
 #include "common/net/multipart.h"
 #include "common/store/model_blob.h"
-#include "controller/controller.h"
 #include "controller/functions/upload.h"
 #include "controller/jobs/job_manager.h"
 #include "npz_model.h"
+#include "rest.h"
+#include "rest_list.h"
 #include "weights_model.h"
 
 enum { PRUNED_AT_ONCE = 64 }; /* records read at once: they may be large */
@@ -328,7 +329,7 @@ void rest_model_create(http_request *r, void *context)
     multipart *parts = NULL;
     blob_writer *to = NULL;
     err e = ERR_INIT;
-    controller_random_id(id, sizeof id);
+    job_manager_random_hex(id, sizeof id);
     snprintf(name, sizeof name, "models/%s/final", id);
     int status = multipart_open(http_content_type(r), read_body, r, &parts, &e) ||
                          upload_note(c->store, id, clock_wall_ms(), &e) ||

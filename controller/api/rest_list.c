@@ -1,13 +1,10 @@
-/* rest_list.c: lists, a page an answer.
- *
- * `limit` and `continue` of the query say how much of it and where to go on; where there is more,
- * the header Link (RFC 8288) has the next page's address. The pages are no snapshot: what is put
- * meanwhile may be on them or not. */
+/* rest_list.c: see rest_list.h. */
+#include "rest_list.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/name.h"
-#include "controller/controller.h"
 
 int list_page_parse(http_request *r, list_page *out, err *e)
 {

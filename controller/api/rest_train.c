@@ -5,8 +5,9 @@
 #include "common/base/failpoint.h"
 #include "common/base/json_read.h"
 #include "common/contract/request.h"
-#include "controller/controller.h"
 #include "controller/jobs/job_manager.h"
+#include "rest.h"
+#include "rest_list.h"
 
 static void answer(http_request *r, int status, json_t *body, const err *e)
 {

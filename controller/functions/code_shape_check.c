@@ -4,6 +4,8 @@
  * builder where there is one; never in a controller's own pod, which holds more than code may see.
  * An object and an upload never change, so that what was answered once is kept; that there was no
  * answer, for a while: who asks for jobs meanwhile does not wait for it again. */
+#include "code_shape_check.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,8 +16,6 @@
 #include "common/base/json_read.h"
 #include "common/base/log.h"
 #include "common/compile/builder_remote.h"
-#include "common/dataset/dataset.h"
-#include "controller/controller.h"
 
 enum { UNKNOWN_MS = 60000 };
 enum { ANSWERS_MAX = 256, ANSWER_KEY_BYTES = STORE_KEY_BYTES + STORE_ID_BYTES + 1 };

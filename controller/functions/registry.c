@@ -7,6 +7,8 @@
  * Objects are content-addressed and outlive the function, since trained models are served with
  * them. The sources lie in blob sources/<digest>. Both go when nobody names them any more
  * (code_blob.h). An upload that does not compile leaves a refusal (build_failure.h). */
+#include "registry.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -17,9 +19,8 @@
 #include "common/base/log.h"
 #include "common/base/name.h"
 #include "common/compile/builder_remote.h"
-#include "common/net/http_server.h"
-#include "controller/controller.h"
 #include "build_failure.h"
+#include "zoo_list.h"
 
 enum { PUT_TRIES = 5 };
 

@@ -1,6 +1,8 @@
 /* zoo_list.c: which models the zoo has. The engine knows, and the engine is in kubeml-function: its
  * command `zoo` is run once for the list, which is kept, and for each model that is asked for or to
  * be trained. */
+#include "zoo_list.h"
+
 #include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -13,8 +15,6 @@
 #include "common/base/json_read.h"
 #include "common/base/log.h"
 #include "common/base/process.h"
-#include "common/dataset/dataset.h"
-#include "controller/controller.h"
 
 enum { ZOO_MS = 10000, ZOO_BYTES_MAX = 256 << 10, ZOO_MODEL_BYTES = 64, WORDS_BYTES_MAX = 1000 };
 
@@ -112,14 +112,4 @@ int zoo_shape_check(controller *c, const char *model, const dataset_info *data, 
     return err_set(e, ERR_UNSUPPORTED,
                    "model %s does not fit dataset %s, samples of (%u, %u, %u): %.100s", model,
                    data->name, data->channels, data->height, data->width, why.message);
-}
-
-void rest_zoo(http_request *r, void *context)
-{
-    json_t *list = NULL;
-    err e = ERR_INIT;
-    if (zoo_list(context, &list, &e))
-        http_response_error(r, &e);
-    else
-        http_response_json(r, 200, list);
 }

@@ -17,7 +17,10 @@
 #include "common/base/json_time.h"
 #include "common/base/log.h"
 #include "common/dataset/dataset.h"
+#include "controller/functions/code_shape_check.h"
 #include "controller/functions/build_failure.h"
+#include "controller/functions/registry.h"
+#include "controller/functions/zoo_list.h"
 #include "controller/ha/store_watch.h"
 #include "job_manager_internal.h"
 

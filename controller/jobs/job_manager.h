@@ -12,6 +12,8 @@
 
 #include "common/contract/request.h"
 #include "common/net/wire.h"
+#include "common/store/list_page.h"
+#include "controller/cluster/cluster.h"
 #include "controller/controller.h"
 
 enum {
@@ -107,11 +109,5 @@ void job_manager_release_function(job_manager *o,
 /* {"slots", "slots_free", "queued", "running", "pool": {...}}: for /ready and metrics. */
 int job_query_status(job_manager *o, json_t **out, err *e);
 void job_query_update_metrics(job_manager *o);
-
-/* infer.c: runtimes that serve models */
-
-infer *infer_open(controller *c);
-void infer_close(infer *i);
-void infer_reap(infer *i); /* ends those that nobody asked for long */
 
 #endif

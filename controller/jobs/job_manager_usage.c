@@ -2,7 +2,6 @@
  * /usage and /metrics. */
 #include <stdio.h>
 
-#include "controller/controller.h"
 #include "job_manager_internal.h"
 
 /* What the driver does not tell has no figure, rather than that of an idle function. */

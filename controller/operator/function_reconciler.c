@@ -13,6 +13,7 @@
 #include "common/base/name.h"
 #include "common/dataset/dataset.h"
 #include "controller/functions/build_failure.h"
+#include "controller/functions/registry.h"
 #include "controller/jobs/job_manager.h"
 #include "controller/kube/kube_claim.h"
 #include "controller/kube/kube_pods.h"

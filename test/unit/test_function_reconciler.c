@@ -7,6 +7,7 @@
 #include "common/base/cleanup.h"
 #include "common/base/clock.h"
 #include "common/base/json_read.h"
+#include "controller/functions/registry.h"
 #include "controller/operator/function_reconciler.h"
 #include "fake_kube.h"
 #include "test.h"

@@ -7,7 +7,7 @@
 #include "common/base/json_read.h"
 #include "common/compile/shape_check.h"
 #include "common/dataset/dataset.h"
-#include "controller/controller.h"
+#include "controller/functions/code_shape_check.h"
 #include "test.h"
 #include "store_memory.h"
 
