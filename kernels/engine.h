@@ -13,6 +13,7 @@
 #define KUBEML_ENGINE_H
 
 #include "backend.h"
+#include "common/contract/limits.h"
 #include "graph.h"
 #include "optim.h"
 
@@ -23,10 +24,10 @@ typedef struct engine engine;
 typedef int (*engine_builder)(graph *g, int x, int outputs, void *user);
 
 enum {
-    ENGINE_BATCH_MAX = 65536,
-    ENGINE_THREADS_MAX = 256,
-    ENGINE_OUTPUTS_MAX = 1 << 20,
-    ENGINE_AVERAGE_MAX = 64,
+    ENGINE_BATCH_MAX = LIMITS_BATCH_MAX,
+    ENGINE_THREADS_MAX = LIMITS_THREADS_MAX,
+    ENGINE_OUTPUTS_MAX = LIMITS_OUTPUTS_MAX,
+    ENGINE_AVERAGE_MAX = LIMITS_SHARED_MAX,
 };
 
 typedef struct engine_config {

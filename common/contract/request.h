@@ -12,19 +12,20 @@
 
 #include "common/base/err.h"
 #include "gpu.h"
+#include "limits.h"
 
 enum {
     REQUEST_NAME_BYTES = 64,
     REQUEST_EPOCHS_MAX = 100000,
-    REQUEST_BATCH_MAX = 65536,
+    REQUEST_BATCH_MAX = LIMITS_BATCH_MAX,
     REQUEST_PARALLELISM_MAX = 256,
     REQUEST_K_MAX = 1 << 30,
     REQUEST_PRIORITY_MAX = 1000, /* and -1000; higher is sooner */
     REQUEST_SECONDS_MAX = 1000000000,
     REQUEST_BACKOFF_MAX = 100,
-    REQUEST_TENSORS_BYTES = 256,       /* of names, with commas between */
-    REQUEST_SHARED_MAX = 64,           /* functions of one process */
-    REQUEST_INFER_BYTES_MAX = 8 << 20, /* of the body of POST /infer */
+    REQUEST_TENSORS_BYTES = 256, /* of names, with commas between */
+    REQUEST_SHARED_MAX = LIMITS_SHARED_MAX,           /* functions of one process */
+    REQUEST_INFER_BYTES_MAX = LIMITS_INFER_BYTES_MAX, /* of the body of POST /infer */
 };
 
 /* What `kubeml train` asks for and `kubeml run` trains with where they are not told: macros, whose

@@ -21,6 +21,7 @@
 #include "common/base/json_read.h"
 #include "common/base/log.h"
 #include "common/base/name.h"
+#include "common/contract/infer_answer.h"
 #include "common/contract/request.h"
 #include "common/net/wire.h"
 #include "common/store/model_blob.h"
@@ -28,8 +29,6 @@
 #include "controller/jobs/job_manager.h"
 #include "forward.h"
 #include "rest.h"
-#include "function-runtime/serve/serve.h"
-#include "kernels/engine.h"
 
 enum {
     TAKE_MS = 30000,
@@ -43,8 +42,6 @@ enum {
 /* All of an answer; whoever hands the request on waits for longer. */
 _Static_assert(INFER_MS + TAKE_MS + SERVE_MS + INFER_MS + INFER_MS < FORWARD_ANSWER_MS,
                "a standby waits for the leader's answer");
-_Static_assert((int)REQUEST_INFER_BYTES_MAX == (int)SERVE_QUESTION_BYTES_MAX,
-               "a runtime takes what it is asked");
 
 typedef struct server {
     char model[64];
@@ -265,7 +262,7 @@ static int load(infer *i, server *s, const material *m, err *e)
         store_revoke(st, locator, NULL);
     explicit_bzero(locator, sizeof locator);
     json_int_t outputs = json_integer_value(json_object_get(answer, "outputs"));
-    s->outputs = outputs > 0 && outputs < ENGINE_OUTPUTS_MAX ? (size_t)outputs : ENGINE_OUTPUTS_MAX;
+    s->outputs = outputs > 0 && outputs < LIMITS_OUTPUTS_MAX ? (size_t)outputs : LIMITS_OUTPUTS_MAX;
     return status;
 }
 
@@ -414,7 +411,8 @@ static int load_and_ask(infer *i, server *s, const material *m, visit *v, json_t
     size_t frame_bytes, values_bytes;
     if (!s->wire && load(i, s, m, e))
         return -1;
-    serve_answer_limits(json_array_size(data), s->outputs, &frame_bytes, &values_bytes);
+    infer_answer_limits(json_array_size(data), s->outputs, WIRE_FRAME_BYTES_MAX, &frame_bytes,
+                        &values_bytes);
     if (enter_answer(i, v, counted(frame_bytes + values_bytes), e))
         return 1;
     wire_set_limit(s->wire, frame_bytes);

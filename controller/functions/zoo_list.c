@@ -15,8 +15,9 @@
 #include "common/base/json_read.h"
 #include "common/base/log.h"
 #include "common/base/process.h"
+#include "common/contract/limits.h"
 
-enum { ZOO_MS = 10000, ZOO_BYTES_MAX = 256 << 10, ZOO_MODEL_BYTES = 64, WORDS_BYTES_MAX = 1000 };
+enum { ZOO_MS = 10000, ZOO_BYTES_MAX = 256 << 10, WORDS_BYTES_MAX = 1000 };
 
 extern char **environ;
 
@@ -89,9 +90,9 @@ static int said(const json_t *answer, err *e)
 int zoo_check(controller *c, const char *model, err *e)
 {
     cleanup_json json_t *answer = NULL;
-    if (strlen(model) >= ZOO_MODEL_BYTES)
+    if (strlen(model) >= LIMITS_MODEL_TEXT_BYTES)
         return err_set(e, ERR_INVALID, "model: %zu characters, at most %d", strlen(model),
-                       ZOO_MODEL_BYTES - 1);
+                       LIMITS_MODEL_TEXT_BYTES - 1);
     return ask(c, model, NULL, &answer, e) ? -1 : said(answer, e);
 }
 

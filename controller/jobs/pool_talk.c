@@ -12,15 +12,12 @@
 #include "common/base/log.h"
 #include "common/base/text.h"
 #include "controller/ha/store_watch.h"
-#include "kernels/engine.h"
 #include "job_manager_internal.h"
 
 enum {
     LAST_WORDS_MAX = 64, /* messages of a pod that has ended */
     A_TURN_MAX = 64,     /* of any other, before those beside it are heard */
 };
-
-_Static_assert((int)JOB_THREADS_MAX == (int)ENGINE_THREADS_MAX, "a function takes what it is told");
 
 /* The kubeml-ps that a job talks to. */
 static link_pod *ps_of(job_manager *o, const char *id)

@@ -1,0 +1,21 @@
+/* limits.h: limits that more than one program keeps.
+ *
+ * What one program lets through, the next one takes: a request that the controller accepts must
+ * neither be refused by a function nor by the engine in it. Each module gives its limit a name of
+ * its own and takes the value from here. Includes nothing: kernels/ uses no other header of this
+ * folder. */
+#ifndef KUBEML_LIMITS_H
+#define KUBEML_LIMITS_H
+
+enum {
+    LIMITS_BATCH_MAX = 65536,         /* samples of a batch */
+    LIMITS_THREADS_MAX = 256,         /* of a function */
+    LIMITS_OUTPUTS_MAX = 1 << 20,     /* of a model */
+    LIMITS_SHARED_MAX = 64,           /* functions of one process; the engine averages their models */
+    LIMITS_MODEL_TEXT_BYTES = 64,     /* a model of the zoo with its options, with the NUL */
+    LIMITS_CROP_MAX = 64,             /* pixels by which training images are moved */
+    LIMITS_INFER_BYTES_MAX = 8 << 20, /* of the body of POST /infer */
+    LIMITS_INFER_SAMPLES_MAX = 65536, /* of one request */
+};
+
+#endif
