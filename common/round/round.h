@@ -10,9 +10,7 @@
  * adds one. A round number counts the merges of its epoch.
  *
  * Incarnations: a function index is filled by one process at a time, its incarnation. A lost one is
- * followed by the next number. Numbers of kubeml-ps's generation g (how often the job's kubeml-ps
- * was started before; the controller says it) begin at g * ROUND_GENERATION_STEP, so that nothing
- * left over from an earlier kubeml-ps is ever taken for a present function.
+ * followed by the next number; those of each kubeml-ps begin anew (incarnation.h).
  *
  * A shared process (request.process): all functions live in function 0's process. It is needed,
  * joins, is heard of, lost and released as function 0, and that counts for all of them; they train,
@@ -26,11 +24,11 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/contract/incarnation.h"
 #include "common/contract/request.h"
 
 enum {
     ROUND_FUNCTIONS_MAX = REQUEST_PARALLELISM_MAX,
-    ROUND_GENERATION_STEP = 10000,
     ROUND_REASON_BYTES = 48,
     ROUND_DIGEST_BYTES = 72,
 };

@@ -15,7 +15,7 @@
 #include "common/base/mutation.h"
 #include "common/base/text.h"
 #include "common/contract/exit_cause.h"
-#include "common/round/round.h"
+#include "common/contract/incarnation.h"
 #include "job_internal.h"
 
 #define RETRY_MOST_MS  5000
