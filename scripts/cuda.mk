@@ -231,7 +231,7 @@ $(BUILD)/test/%: $(BUILD)/obj/test/cuda/%.o $(SHIM_OBJECTS) $(LIB_support) $(LIB
 
 # The programs with a function whose engine computes on the fake device: a platform on GPUs, without one.
 FAKEGPU      := $(BUILD)/fakegpu/bin
-$(FAKEGPU)/kubeml-function: $(call obj,function-runtime/kubeml-function.c) $(SHIM_OBJECTS) $(LIB_function) $(LIB_kernels) $(LIB_common)
+$(FAKEGPU)/kubeml-function: $(call obj,$(MAIN_function)) $(SHIM_OBJECTS) $(LIB_function) $(LIB_kernels) $(LIB_common)
 	$(shim_link)
 	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
 $(FAKEGPU)/kubeml-%: $(BUILD)/bin/kubeml-%
