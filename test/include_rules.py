@@ -80,11 +80,17 @@ USES = {
 }
 # A call within one of these is free: a table there names the backends, whose files call it.
 ONE_IN_CALLS = "kernels"
+# Of the C library. kubeml-function has its own (process_exit.c); every other program means the library's.
+LIBRARY_NAMES = {"_exit", "_Exit"}
 TEST_FOLDERS = ("test/support", "test/sim", "test/cuda")
 # Written by the Makefile, which says which objects see them.
 GENERATED = {"backend_seam.h", "cuda_kernels_version.h"}
-# Two headers of one name that are still to be renamed.
-NAMED_ALIKE = {"job.h", "ps_job_internal.h"}
+# What still breaks the rules, as it is reported but for the line's number. What is mended must go from here as well.
+NOT_YET = {
+    "ps/storage/history.h: ps/storage may not use ps/job/job_spec.h",
+    "ps/job/ps_job.h: has the name of controller/job/job.h",
+    "ps/job/ps_job_internal.h: has the name of controller/job/job_internal.h",
+}
 
 SDK = "function-runtime/include/kubeml.h"
 PRODUCT = tuple(sorted({row.split("/")[0] for row in USES}))
@@ -162,8 +168,7 @@ def named_alike(files):
     for path in files:
         if path.endswith((".h", ".cuh")) and not path.startswith("test/"):
             there.setdefault(path.rpartition("/")[2], []).append(path)
-    return [f"{second}:1: has the name of {first}" for name, (first, *others) in there.items() for second in others
-            if name not in NAMED_ALIKE]
+    return [f"{second}:1: has the name of {first}" for first, *others in there.values() for second in others]
 
 
 def cycle_in(graph, what):
@@ -174,14 +179,14 @@ def cycle_in(graph, what):
     return []
 
 
-def rows_under(word):
+def rows_under(word, uses):
     """The rows that a word of the table stands for."""
-    return [row for row in USES if row.startswith(word[:-1])] if word.endswith("/*") else [word] if word in USES else []
+    return [row for row in uses if row.startswith(word[:-1])] if word.endswith("/*") else [word] if word in uses else []
 
 
-def cycles(files):
-    """Of the table's rows, and of the headers within a folder."""
-    table = {row: {used for word in words.split() for used in rows_under(word) if used != row} for row, words in USES.items()}
+def cycles(files, uses=USES):
+    """Of the table's rows, and of the headers."""
+    table = {row: {used for word in words.split() for used in rows_under(word, uses) if used != row} for row, words in uses.items()}
     headers = {path: {resolve(path, name, files) for _, name in includes_of(text)} - {None}
                for path, text in files.items() if path.endswith((".h", ".cuh"))}
     return cycle_in(table, "the table's rows") + cycle_in(headers, "headers")
@@ -189,7 +194,10 @@ def cycles(files):
 
 def breaks(files):
     """Everything in the sources that breaks the rules, a line each."""
-    return [*included_wrongly(files), *names_of_tests(files), *named_alike(files), *cycles(files)]
+    found = [*included_wrongly(files), *names_of_tests(files), *named_alike(files), *cycles(files)]
+    known = {line: re.sub(r":\d+: ", ": ", line) for line in found}
+    return [line for line in found if known[line] not in NOT_YET] + [
+        f"include_rules.py: NOT_YET has what is mended: {line}" for line in sorted(NOT_YET - set(known.values()))]
 
 
 # ---- calls --------------------------------------------------------------------------------------
@@ -219,7 +227,7 @@ def called_wrongly(found):
     found = list(found)
     defined = {}
     for source, name, kind in found:
-        if kind not in "Uwv":
+        if kind not in "Uwv" and name not in LIBRARY_NAMES:
             defined.setdefault(name, []).append(source)
     for source, name, kind in found:
         there = defined.get(name, []) if kind in "Uw" else []

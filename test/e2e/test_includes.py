@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 """Folders use each other along the table of test/include_rules.py alone; and what breaks it is found."""
 import functools
+import re
 import sys
 
 import harness
-from harness import ROOT, case
+from harness import BUILD, ROOT, case
 
 sys.path.insert(0, str(ROOT / "test"))
 import include_rules as rules  # noqa: E402
@@ -23,6 +24,36 @@ def found(path, text, **others):
 def tells(path, text, *parts):
     said = [line for line in found(path, text) if line.startswith(path) or path in line]
     assert any(all(part in line for part in parts) for line in said), said
+
+
+@case(platform=False)
+def every_include_has_an_arrow():
+    said = rules.breaks(tree())
+    assert not said, "\n".join(said)
+
+
+@case(platform=False)
+def every_call_has_an_arrow():
+    """Of the objects of this build: a prototype in another header, or an extern, would go around the includes' table."""
+    objects = rules.objects_of(BUILD, tree())
+    missing = {row for row in rules.USES if not row.endswith(".h") and not re.search("include|examples|cuda|mongo|module", row)} - {
+        rules.folder_of(source) for source in objects}
+    assert not missing, f"nothing is built of {missing}"
+    said = list(rules.called_wrongly(rules.symbols(objects)))
+    assert not said, "\n".join(said)
+
+
+@case(platform=False)
+def every_folder_of_the_product_has_a_row():
+    there = {rules.folder_of(path) for path in tree() if not path.startswith("test/")}
+    rows = {row for row in rules.USES if not row.endswith(".h")}
+    assert there == rows, there ^ rows
+
+
+@case(platform=False)
+def a_row_that_closes_a_circle_is_found():
+    uses = {**rules.USES, "common/kube": "common/net"}
+    assert any("common/kube" in line for line in rules.cycles(tree(), uses))
 
 
 @case(platform=False)
