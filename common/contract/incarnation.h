@@ -1,10 +1,10 @@
-/* incarnation.h: the numbers of a function's processes, which tell an old process from its successor.
+/* incarnation.h: how a function's processes are numbered.
  *
- * A function index is filled by one process at a time, its incarnation; a lost one is followed by
- * the next number. The numbers of kubeml-ps's generation g (how often the job's kubeml-ps was
- * started before; the controller counts) begin at g * ROUND_GENERATION_STEP. Nothing that is left of
- * an earlier kubeml-ps is ever taken for a present function so, and the controller reads from a
- * pod's label which generation it belongs to. */
+ * One process at a time fills a function index, its incarnation; a lost process is followed by the
+ * next number. The generation g of a job's kubeml-ps is how often it was started before; the
+ * controller counts. The incarnations of generation g begin at g * ROUND_GENERATION_STEP. So no
+ * process of an earlier kubeml-ps is taken for a present function, and the controller reads a pod's
+ * generation from its label. */
 #ifndef KUBEML_INCARNATION_H
 #define KUBEML_INCARNATION_H
 

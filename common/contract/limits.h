@@ -11,7 +11,7 @@ enum {
     LIMITS_BATCH_MAX = 65536,         /* samples of a batch */
     LIMITS_THREADS_MAX = 256,         /* of a function */
     LIMITS_OUTPUTS_MAX = 1 << 20,     /* of a model */
-    LIMITS_SHARED_MAX = 64,           /* functions of one process; the engine averages their models */
+    LIMITS_SHARED_MAX = 64,           /* functions of one process, whose models are averaged */
     LIMITS_MODEL_TEXT_BYTES = 64,     /* a model of the zoo with its options, with the NUL */
     LIMITS_CROP_MAX = 64,             /* pixels by which training images are moved */
     LIMITS_INFER_BYTES_MAX = 8 << 20, /* of the body of POST /infer */

@@ -1,6 +1,6 @@
 /* list_page.h: a collection's records as a JSON array, a page at a time.
  *
- * The pages are no snapshot: a record that is put between two pages is on one of them or on none. */
+ * The pages are no snapshot: a record that is put meanwhile is on one of them or on none. */
 #ifndef KUBEML_LIST_PAGE_H
 #define KUBEML_LIST_PAGE_H
 

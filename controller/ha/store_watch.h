@@ -13,9 +13,9 @@
 
 enum { STORE_WATCH_EVERY_MS = 1000, STORE_WATCH_PATIENCE_MS = 3000 };
 
-/* At first it says that the controller starts. `back` is called from the watch's thread with
- * `c->owner`, while this controller leads, when the store has answered again:
- * job_manager_store_back. NULL when memory is gone. */
+/* At first it says that the controller starts. The watch's thread calls `back` with `c->owner` when
+ * the store answers again, while this controller leads: job_manager_store_back. NULL when memory is
+ * gone. */
 store_watch *store_watch_new(controller *c, void (*back)(job_manager *o));
 bool store_watch_is_far(const store_watch *w); /* is there anything to watch? */
 /* Asks once, and keeps the answer: what store_watch_up then says. Only before store_watch_start. */

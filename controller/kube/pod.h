@@ -46,8 +46,8 @@ typedef struct pod {
     char message[CLUSTER_MESSAGE_BYTES]; /* in words, with evidence */
 } pod;
 
-/* The reason of a pod that is being made on a node which does not answer: another is to start in its
- * place. */
+/* The reason of a pod that is being made on a node which does not answer: another is to start in
+ * its place. */
 #define CLUSTER_NODE_SILENT "NodeSilent"
 
 #endif

@@ -13,8 +13,8 @@ int operator_access(const controller *c, kube_config *out, err *e);
 
 /* Waits for nothing: where the custom resources are not installed or may not be read, or the API
  * server does not list them, a line in the log and /ready say so, and it goes on trying; the API
- * works without them. `may_write` is the kube_config's, asked with `c`. NULL, with a line in the
- * log: there is no memory. */
+ * works without them. `may_write` is the kube_config's, asked with `c`. NULL, with a logged line:
+ * there is no memory. */
 operator* operator_start(controller *c, bool (*may_write)(const void *c));
 void operator_stop(operator* m); /* NULL is fine */
 

@@ -40,7 +40,8 @@ typedef struct zoo_model {
     bool stems;    /* has one for small and one for large images */
 } zoo_model;
 
-enum { ZOO_TEXT_BYTES = LIMITS_MODEL_TEXT_BYTES }; /* of a model's text with its options, with the NUL */
+/* Of a model's text with its options, with the NUL. */
+enum { ZOO_TEXT_BYTES = LIMITS_MODEL_TEXT_BYTES };
 
 /* All models; NULL past the end. */
 const zoo_model *zoo_at(int index);
