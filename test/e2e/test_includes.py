@@ -62,15 +62,15 @@ def an_include_against_the_table_is_found():
     tells("cli/more.c", '\n\n#  include "controller/controller.h"\n', "cli/more.c:3: ", "may not use controller/controller.h")
     tells("kernels/cpu/more.c", '#include "common/contract/gpu.h"\n', "may not use common/contract/gpu.h")
     tells("controller/kube/more.h", '#include "controller/cluster/cluster.h"\n', "may not use controller/cluster/cluster.h")
-    tells("ps/conn/more.h", '#include "ps/job/ps_job.h"\n', "may not use ps/job/ps_job.h")
+    tells("ps/conn/more.h", '#include "ps/job/job_spec.h"\n', "may not use ps/job/job_spec.h")
     tells("common/more/x.c", '#include "common/net/wire.h"\n', "common/more may not use")
-    assert not [line for line in found("ps/job/more.c", '#include "ps/conn/connections.h"\n#include "common/net/wire.h"\n') if "more.c" in line]
+    assert not [line for line in found("ps/job/more.c", '#include "ps/conn/worker.h"\n#include "common/net/wire.h"\n') if "more.c" in line]
 
 
 @case(platform=False)
 def an_include_by_another_way_is_found():
     neither = "neither a path from the root nor the name of a header beside it"
-    tells("ps/job/more.c", '#include "connections.h"\n', "ps/job/more.c:1: ", neither)
+    tells("ps/job/more.c", '#include "worker.h"\n', "ps/job/more.c:1: ", neither)
     tells("ps/job/more.c", '#include "../conn/hub.h"\n', neither)
     tells("ps/job/more.c", '#include "test.h"\n', neither)
     tells("test/unit/more.c", '#include "err.h"\n', neither)
@@ -101,7 +101,7 @@ def a_call_against_the_table_is_found():
     line, = said(("common/base/a.c", "wire_open", "U"), ("common/net/wire.c", "wire_open", "T"))
     assert line == "common/base/a.c: common/base may not use wire_open of common/net/wire.c"
     assert said(("controller/ha/a.c", "jobs", "U"), ("controller/jobs/b.c", "jobs", "D"))
-    assert not said(("ps/job/a.c", "hub_open", "U"), ("ps/conn/connections.c", "hub_open", "T"), ("ps/job/a.c", "printf", "U"))
+    assert not said(("ps/job/a.c", "worker_open", "U"), ("ps/conn/worker.c", "worker_open", "T"), ("ps/job/a.c", "printf", "U"))
 
 
 if __name__ == "__main__":
