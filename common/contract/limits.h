@@ -1,9 +1,8 @@
 /* limits.h: limits that more than one program keeps.
  *
- * What one program lets through, the next one takes: a request that the controller accepts must
- * neither be refused by a function nor by the engine in it. Each module gives its limit a name of
- * its own and takes the value from here. Includes nothing: kernels/ uses no other header of this
- * folder. */
+ * What one program lets through, the next one takes: neither a function nor its engine refuses a
+ * request that the controller has accepted. A module whose own limit has another name takes its
+ * value from here. The header includes nothing: kernels/ uses no other one of this folder. */
 #ifndef KUBEML_LIMITS_H
 #define KUBEML_LIMITS_H
 

@@ -24,7 +24,7 @@ enum {
     REQUEST_SECONDS_MAX = 1000000000,
     REQUEST_BACKOFF_MAX = 100,
     REQUEST_TENSORS_BYTES = 256, /* of names, with commas between */
-    REQUEST_SHARED_MAX = LIMITS_SHARED_MAX,           /* functions of one process */
+    REQUEST_SHARED_MAX = LIMITS_SHARED_MAX, /* functions of one process */
     REQUEST_INFER_BYTES_MAX = LIMITS_INFER_BYTES_MAX, /* of the body of POST /infer */
 };
 
