@@ -51,7 +51,7 @@ USES = {
                                "kernels kernels/zoo common/*",
     "function-runtime/run": "function-runtime/train function-runtime/model function-runtime/sandbox function-runtime/base "
                             "function-runtime/include kernels kernels/zoo common/*",
-    "function-runtime/fit": "function-runtime/train function-runtime/model function-runtime/sandbox function-runtime/base "
+    "function-runtime/shape_check": "function-runtime/train function-runtime/model function-runtime/sandbox function-runtime/base "
                             "kernels kernels/zoo common/*",
     "function-runtime/serve": "function-runtime/train function-runtime/model function-runtime/sandbox function-runtime/base "
                               "kernels kernels/zoo common/*",
@@ -88,8 +88,6 @@ GENERATED = {"backend_seam.h", "cuda_kernels_version.h"}
 # What still breaks the rules, as it is reported but for the line's number. What is mended must go from here as well.
 NOT_YET = {
     "ps/storage/history.h: ps/storage may not use ps/job/job_spec.h",
-    "ps/job/ps_job.h: has the name of controller/job/job.h",
-    "ps/job/ps_job_internal.h: has the name of controller/job/job_internal.h",
 }
 
 SDK = "function-runtime/include/kubeml.h"
