@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/modelstore/merge.h"
 #include "common/modelstore/resp.h"
 #include "modelstore_fixture.h"
 #include "test.h"
@@ -120,7 +121,7 @@ static void one_round(double part[3])
     const modelstore_round r = {.round = round_now,
                                 .version = version_now,
                                 .next_round = round_now + 1,
-                                .rule = "mean",
+                                .rule = merge_rule_default()->name,
                                 .parts = parts,
                                 .count = FUNCTIONS,
                                 .ledger = "{}"};
