@@ -47,7 +47,8 @@ static inline bool shape_equal(shape a, shape b)
     return a.rank == b.rank && a.c == b.c && a.h == b.h && a.w == b.w;
 }
 
-/* y(N,K,P,Q), x(N,C,H,W); i over input channels of the group, (r, s) over the kernel. */
+/* What else holds for an op is in its row of the table in ops.c.
+ * y(N,K,P,Q), x(N,C,H,W); i over input channels of the group, (r, s) over the kernel. */
 typedef enum graph_op {
     OP_INPUT,  /* the batch: x * scale[c] + shift[c] */
     OP_CONV2D, /* y[k,p,q] = b[k] + sum w[k,i,r,s] x[i, p*stride-pad+r*dil, q*stride-pad+s*dil] */
@@ -124,7 +125,7 @@ typedef struct graph_node {
         } conv;
         struct {
             int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
-            bool count_pad;
+            bool ceil_mode, count_pad;
         } pool; /* max and average pooling; adaptive pooling needs only the shapes */
         struct {
             /* Training: mean and biased variance over N,H,W normalise;
@@ -245,8 +246,6 @@ int graph_only_reader(const graph *g, int x);
 bool graph_is_relu(const graph *g, int x);
 /* needs[i]: a parameter lies at node i or before it, so that its gradient is wanted. */
 void graph_mark_gradients(const graph *g, bool *needs);
-/* Do the formulas of the op's gradients have its inputs' values in them? */
-bool graph_reads_inputs(graph_op op);
 /* The variable's index by its full name, -1 when there is none. */
 int graph_var_find(const graph *g, const char *name);
 

@@ -141,6 +141,7 @@ struct layer {
 
     bool updates; /* backward of a whole step updates the weight; its gradient is kept nowhere */
     struct linear16 *linear16; /* of cpu_linear16.c */
+    struct by_reference *by_reference; /* of cpu_reference.c */
     /* Linear layers: the input in the other form, and the input's gradient before its transpose. */
     float *other, *dother;
     size_t other_ld;
@@ -307,7 +308,8 @@ int layer_concat(program *p, layer *l);
  * that can write pixels apart. When forms and borders are known, before memory is. */
 void concat_join(program *p, const bool *slices);
 bool conv_is_depthwise(const graph_node *n, int channels); /* that it reads */
-int layer_any(layer *l); /* every other op, and odd cases of the above: plain loops */
+int layer_any(layer *l); /* some other ops, and odd cases of the above: plain loops */
+int layer_reference(program *p, layer *l); /* ops that cpu_ops.c lacks */
 
 /* Norms that the 1x1 convolution after them applies: cpu_entry.c. entry_find: which; when all
  * layers are known, before memory is. What such a convolution calls, for some channels of some

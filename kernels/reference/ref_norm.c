@@ -42,48 +42,62 @@ static void normalise(channel c, int N, const double *x, double mean, double sca
         }
 }
 
-void ref_batch_norm_train(const graph_node *n, int N, const double *x, const double *w,
-                          const double *b, float *running_mean, float *running_var, double *saved,
-                          double *y)
+size_t ref_batch_norm_keeps(const graph_node *n, int N)
 {
-    channel c = channel_of(n, N);
-    double m = n->bn.momentum;
-    for (int k = 0; k < n->shape.c; k++) {
+    (void)N;
+    return 2 * (size_t)n->shape.c * sizeof(double);
+}
+
+static void move_on(const op_call *o, channel c, int k, double mean, double var)
+{
+    double m = o->n->bn.momentum;
+    o->running_mean[k] = (float)((1 - m) * (double)o->running_mean[k] + m * mean);
+    o->running_var[k] =
+        (float)((1 - m) * (double)o->running_var[k] + m * var * c.count / (c.count - 1));
+}
+
+static void train(const op_call *o)
+{
+    channel c = channel_of(o->n, o->N);
+    double *saved = o->kept;
+    for (int k = 0; k < o->n->shape.c; k++) {
+        const double *x = o->x[0] + (size_t)k * c.plane;
         double mean, var;
-        statistics(c, N, x + (size_t)k * c.plane, &mean, &var);
-        double inverse = 1 / sqrt(var + n->bn.eps);
-        normalise(c, N, x + (size_t)k * c.plane, mean, inverse * w[k], b[k],
-                  y + (size_t)k * c.plane);
+        statistics(c, o->N, x, &mean, &var);
+        double inverse = 1 / sqrt(var + o->n->bn.eps);
+        normalise(c, o->N, x, mean, inverse * o->w[k], o->b[k], o->y + (size_t)k * c.plane);
         saved[2 * k] = mean;
         saved[2 * k + 1] = inverse;
-        if (c.count > 1) {
-            running_mean[k] = (float)((1 - m) * (double)running_mean[k] + m * mean);
-            running_var[k] =
-                (float)((1 - m) * (double)running_var[k] + m * var * c.count / (c.count - 1));
-        }
+        if (c.count > 1)
+            move_on(o, c, k, mean, var);
+    }
+    ++*o->batches;
+}
+
+static void infer(const op_call *o)
+{
+    channel c = channel_of(o->n, o->N);
+    for (int k = 0; k < o->n->shape.c; k++) {
+        double inverse = 1 / sqrt((double)o->running_var[k] + o->n->bn.eps);
+        normalise(c, o->N, o->x[0] + (size_t)k * c.plane, (double)o->running_mean[k],
+                  inverse * o->w[k], o->b[k], o->y + (size_t)k * c.plane);
     }
 }
 
-void ref_batch_norm_infer(const graph_node *n, int N, const double *x, const double *w,
-                          const double *b, const float *running_mean, const float *running_var,
-                          double *y)
+void ref_batch_norm_forward(const op_call *o)
 {
-    channel c = channel_of(n, N);
-    for (int k = 0; k < n->shape.c; k++) {
-        double inverse = 1 / sqrt((double)running_var[k] + n->bn.eps);
-        normalise(c, N, x + (size_t)k * c.plane, (double)running_mean[k], inverse * w[k], b[k],
-                  y + (size_t)k * c.plane);
-    }
+    (o->training ? train : infer)(o);
 }
 
 /* With u = (x - mean) * inverse:  dw = sum dy u,  db = sum dy,
  * dx = w * inverse * (dy - db/count - u * dw/count) */
-void ref_batch_norm_backward(const graph_node *n, int N, const double *x, const double *w,
-                             const double *saved, const double *dy, double *dx, double *dw,
-                             double *db)
+void ref_batch_norm_backward(const op_call *o)
 {
-    channel c = channel_of(n, N);
-    for (int k = 0; k < n->shape.c; k++) {
+    int N = o->N;
+    channel c = channel_of(o->n, N);
+    const double *x = o->x[0], *dy = o->dy, *saved = o->kept;
+    double *dx = o->dx[0];
+    for (int k = 0; k < o->n->shape.c; k++) {
         double mean = saved[2 * k], inverse = saved[2 * k + 1], sum = 0, sum_u = 0;
         size_t base = (size_t)k * c.plane;
         for (int i = 0; i < N; i++)
@@ -92,15 +106,15 @@ void ref_batch_norm_backward(const graph_node *n, int N, const double *x, const 
                 sum += dy[at];
                 sum_u += dy[at] * (x[at] - mean) * inverse;
             }
-        dw[k] += sum_u;
-        db[k] += sum;
+        o->dw[k] += sum_u;
+        o->db[k] += sum;
         if (!dx)
             continue;
         for (int i = 0; i < N; i++)
             for (size_t j = 0; j < c.plane; j++) {
                 size_t at = base + (size_t)i * c.stride + j;
                 double u = (x[at] - mean) * inverse;
-                dx[at] += w[k] * inverse * (dy[at] - sum / c.count - u * sum_u / c.count);
+                dx[at] += o->w[k] * inverse * (dy[at] - sum / c.count - u * sum_u / c.count);
             }
     }
 }
