@@ -65,6 +65,10 @@ typedef enum graph_op {
     OP_FLATTEN,           /* (C,H,W) -> (C*H*W), in NCHW order */
     OP_DROPOUT, /* training: y = keep ? x / (1-p) : 0, by graph_dropout_draw; otherwise y = x */
     OP_PAD_CHANNELS, /* zero channels before and after: He et al. 2015's shortcut A */
+    OP_GROUP_NORM,   /* y = (x - mean) / sqrt(var + eps) * weight + bias, weight and bias a channel;
+                        mean and biased variance of a sample's channels of one group (Wu and He
+                        2018); graph_node.gn */
+    OP_ADAPTIVE_MAX_POOL, /* the windows of OP_ADAPTIVE_AVG_POOL; the first maximum wins */
     OP_COUNT
 } graph_op;
 
@@ -134,6 +138,10 @@ typedef struct graph_node {
              * Otherwise: the running statistics normalise. */
             double eps, momentum;
         } bn;
+        struct {
+            int groups;
+            double eps;
+        } gn;
         struct {
             graph_act kind;
             double slope; /* leaky_relu */
@@ -220,9 +228,15 @@ typedef struct batch_norm_options {
     double momentum; /* 0.1 */
 } batch_norm_options;
 
+typedef struct group_norm_options {
+    const char *name;
+    double eps; /* 1e-5 */
+} group_norm_options;
+
 int graph_conv2d(graph *g, int x, conv2d_options o);
 int graph_linear(graph *g, int x, int features, linear_options o);
 int graph_batch_norm(graph *g, int x, batch_norm_options o);
+int graph_group_norm(graph *g, int x, int groups, group_norm_options o);
 int graph_activation(graph *g, int x, graph_act kind, double slope);
 static inline int graph_relu(graph *g, int x)
 {
@@ -231,6 +245,7 @@ static inline int graph_relu(graph *g, int x)
 int graph_max_pool2d(graph *g, int x, pool_options o);
 int graph_avg_pool2d(graph *g, int x, pool_options o);
 int graph_adaptive_avg_pool2d(graph *g, int x, int out_h, int out_w);
+int graph_adaptive_max_pool2d(graph *g, int x, int out_h, int out_w);
 int graph_add(graph *g, int a, int b); /* b: a's shape, or (C,1,1) */
 int graph_mul(graph *g, int a, int b);
 int graph_concat(graph *g, const int *x, int count); /* 1 to GRAPH_INPUTS_MAX, equal H and W */

@@ -25,7 +25,7 @@ int graph_add_var(graph *g, int node, const char *suffix, graph_var v);
 /* shapes.c: may b be the second input of an addition to a: the same shape, or (C,1,1)? */
 bool shape_broadcasts(shape a, shape b);
 /* The rules of op_rows. */
-op_shape shape_same, shape_conv2d, shape_linear, shape_batch_norm, shape_pool, shape_adaptive_pool,
-    shape_pair, shape_concat, shape_flatten, shape_dropout, shape_pad_channels;
+op_shape shape_same, shape_conv2d, shape_linear, shape_batch_norm, shape_group_norm, shape_pool,
+    shape_adaptive_pool, shape_pair, shape_concat, shape_flatten, shape_dropout, shape_pad_channels;
 
 #endif

@@ -177,6 +177,21 @@ int graph_batch_norm(graph *g, int x, batch_norm_options o)
     return id;
 }
 
+int graph_group_norm(graph *g, int x, int groups, group_norm_options o)
+{
+    graph_node n = graph_node_of(OP_GROUP_NORM, (shape){0});
+    n.gn.groups = groups;
+    n.gn.eps = o.eps != 0 ? o.eps : 1e-5;
+    int id = add_layer(g, n, o.name, &x, 1);
+    if (id < 0)
+        return id;
+    int weight = channel_var(g, id, "weight", VAR_PARAM, 1);
+    int bias = channel_var(g, id, "bias", VAR_PARAM, 0);
+    g->nodes[id].weight = weight;
+    g->nodes[id].bias = bias;
+    return id;
+}
+
 /* ---- layers without -------------------------------------------------------------------------- */
 
 int graph_activation(graph *g, int x, graph_act kind, double slope)
@@ -217,6 +232,12 @@ int graph_adaptive_avg_pool2d(graph *g, int x, int out_h, int out_w)
 {
     shape wanted = {.h = out_h, .w = out_w};
     return add_layer(g, graph_node_of(OP_ADAPTIVE_AVG_POOL, wanted), NULL, &x, 1);
+}
+
+int graph_adaptive_max_pool2d(graph *g, int x, int out_h, int out_w)
+{
+    shape wanted = {.h = out_h, .w = out_w};
+    return add_layer(g, graph_node_of(OP_ADAPTIVE_MAX_POOL, wanted), NULL, &x, 1);
 }
 
 /* The larger input comes first in the node, so that backends see one order. */

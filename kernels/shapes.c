@@ -162,6 +162,19 @@ bool shape_batch_norm(graph *g, const char *what, graph_node *n, const int *x, i
     return g->error.code == ERR_NONE;
 }
 
+bool shape_group_norm(graph *g, const char *what, graph_node *n, const int *x, int count)
+{
+    (void)count;
+    int groups = n->gn.groups;
+    n->shape = g->nodes[x[0]].shape;
+    if (groups < 1 || n->shape.c % groups)
+        graph_fail(g, ERR_INVALID, "%s: %d groups do not divide its %d channels", what, groups,
+                   n->shape.c);
+    else if (!(n->gn.eps > 0 && n->gn.eps <= 1))
+        graph_fail(g, ERR_INVALID, "%s: eps %g must be in (0, 1]", what, n->gn.eps);
+    return g->error.code == ERR_NONE;
+}
+
 bool shape_pool(graph *g, const char *what, graph_node *n, const int *x, int count)
 {
     (void)count;

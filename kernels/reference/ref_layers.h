@@ -19,12 +19,16 @@ op_run ref_linear_forward, ref_linear_backward;
 op_run ref_batch_norm_forward, ref_batch_norm_backward;
 size_t ref_batch_norm_keeps(const graph_node *n, int N);
 
+/* Keeps the mean and 1/sqrt(var + eps) of each sample's groups. */
+op_run ref_group_norm_forward, ref_group_norm_backward;
+size_t ref_group_norm_keeps(const graph_node *n, int N);
+
 op_run ref_activation_forward, ref_activation_backward;
 
-/* Keeps the position of each maximum in its plane (H, W). */
+/* Adaptive pooling, too. Max pooling keeps the position of each maximum in its plane (H, W). */
 op_run ref_max_pool_forward, ref_max_pool_backward;
 size_t ref_max_pool_keeps(const graph_node *n, int N);
-op_run ref_avg_pool_forward, ref_avg_pool_backward; /* adaptive average pooling, too */
+op_run ref_avg_pool_forward, ref_avg_pool_backward;
 
 op_run ref_add_forward, ref_add_backward; /* the second input has the first one's shape or (C,1,1) */
 op_run ref_mul_forward, ref_mul_backward;

@@ -1,6 +1,7 @@
-/* ref_norm.c: batch norm of the reference; see ref_layers.h.
+/* ref_norm.c: batch norm and group norm of the reference; see ref_layers.h.
  *
- * Formulas: Ioffe and Szegedy 2015, algorithm 1 and section 3; running statistics as torch.nn. */
+ * Formulas: Ioffe and Szegedy 2015, algorithm 1 and section 3; running statistics as torch.nn.
+ * Wu and He 2018, equations 1 and 7. */
 #include <math.h>
 
 #include "ref_layers.h"
@@ -117,4 +118,75 @@ void ref_batch_norm_backward(const op_call *o)
                 dx[at] += o->w[k] * inverse * (dy[at] - sum / c.count - u * sum_u / c.count);
             }
     }
+}
+
+/* ---- group norm ------------------------------------------------------------------------------ */
+
+size_t ref_group_norm_keeps(const graph_node *n, int N)
+{
+    return 2 * (size_t)N * (size_t)n->gn.groups * sizeof(double);
+}
+
+/* The values of one sample's group are neighbours: its channels, one plane after the other. */
+typedef struct group {
+    size_t number, at, count, plane; /* of all; of the first value; how many; of a channel */
+    int channel;                     /* the first */
+} group;
+
+static group group_of(const graph_node *n, int i, int k)
+{
+    int channels = n->shape.c / n->gn.groups;
+    size_t plane = (size_t)n->shape.h * (size_t)n->shape.w, count = (size_t)channels * plane;
+    size_t number = (size_t)i * (size_t)n->gn.groups + (size_t)k;
+    return (group){number, number * count, count, plane, k * channels};
+}
+
+static void group_forward(const op_call *o, group k)
+{
+    const double *x = o->x[0] + k.at;
+    double *y = o->y + k.at, *saved = o->training ? (double *)o->kept + 2 * k.number : NULL;
+    double mean, var;
+    statistics((channel){k.count, 0, (double)k.count}, 1, x, &mean, &var);
+    double inverse = 1 / sqrt(var + o->n->gn.eps);
+    for (size_t j = 0; j < k.count; j++) {
+        size_t c = (size_t)k.channel + j / k.plane;
+        y[j] = (x[j] - mean) * inverse * o->w[c] + o->b[c];
+    }
+    if (saved)
+        saved[0] = mean, saved[1] = inverse;
+}
+
+void ref_group_norm_forward(const op_call *o)
+{
+    for (int i = 0; i < o->N; i++)
+        for (int k = 0; k < o->n->gn.groups; k++)
+            group_forward(o, group_of(o->n, i, k));
+}
+
+/* With u = (x - mean) * inverse and v = w dy:  dw = sum dy u,  db = sum dy,
+ * dx = inverse * (v - mean of v - u * mean of v u) */
+static void group_backward(const op_call *o, group k)
+{
+    const double *x = o->x[0] + k.at, *dy = o->dy + k.at;
+    const double *saved = (const double *)o->kept + 2 * k.number;
+    double mean = saved[0], inverse = saved[1], sum = 0, sum_u = 0, count = (double)k.count;
+    for (size_t j = 0; j < k.count; j++) {
+        size_t c = (size_t)k.channel + j / k.plane;
+        double u = (x[j] - mean) * inverse;
+        o->dw[c] += dy[j] * u;
+        o->db[c] += dy[j];
+        sum += o->w[c] * dy[j];
+        sum_u += o->w[c] * dy[j] * u;
+    }
+    for (size_t j = 0; j < k.count && o->dx[0]; j++) {
+        double v = o->w[(size_t)k.channel + j / k.plane] * dy[j], u = (x[j] - mean) * inverse;
+        o->dx[0][k.at + j] += inverse * (v - sum / count - u * sum_u / count);
+    }
+}
+
+void ref_group_norm_backward(const op_call *o)
+{
+    for (int i = 0; i < o->N; i++)
+        for (int k = 0; k < o->n->gn.groups; k++)
+            group_backward(o, group_of(o->n, i, k));
 }

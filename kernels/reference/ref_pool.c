@@ -19,9 +19,14 @@ static span window_span(int p, int kernel, int stride, int pad, int extent, bool
     return (span){from, to, count_pad ? counted : to - from};
 }
 
+static bool is_adaptive(const graph_node *n)
+{
+    return n->op == OP_ADAPTIVE_AVG_POOL || n->op == OP_ADAPTIVE_MAX_POOL;
+}
+
 static span rows(const graph_node *n, shape in, int p)
 {
-    if (n->op == OP_ADAPTIVE_AVG_POOL) {
+    if (is_adaptive(n)) {
         int from = (int)((int64_t)p * in.h / n->shape.h);
         int to = (int)(((int64_t)(p + 1) * in.h + n->shape.h - 1) / n->shape.h);
         return (span){from, to, to - from};
@@ -32,7 +37,7 @@ static span rows(const graph_node *n, shape in, int p)
 
 static span columns(const graph_node *n, shape in, int q)
 {
-    if (n->op == OP_ADAPTIVE_AVG_POOL) {
+    if (is_adaptive(n)) {
         int from = (int)((int64_t)q * in.w / n->shape.w);
         int to = (int)(((int64_t)(q + 1) * in.w + n->shape.w - 1) / n->shape.w);
         return (span){from, to, to - from};
