@@ -248,8 +248,8 @@ bool shape_flatten(graph *g, const char *what, graph_node *n, const int *x, int 
     (void)count;
     size_t features = shape_count(g->nodes[x[0]].shape);
     if (features > GRAPH_DIM_MAX) {
-        graph_fail(g, ERR_LIMIT, "%s of '%s': %zu features are too many", what,
-                   g->nodes[x[0]].name, features);
+        graph_fail(g, ERR_LIMIT, "%s of '%s': %zu features are too many", what, g->nodes[x[0]].name,
+                   features);
         return false;
     }
     n->shape = flat((int)features);

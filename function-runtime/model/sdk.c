@@ -85,8 +85,8 @@ kml_tensor kml_batch_norm2d_with(kml_graph *g, kml_tensor x, kml_batch_norm_opti
 
 kml_tensor kml_group_norm_with(kml_graph *g, kml_tensor x, int groups, kml_group_norm_options o)
 {
-    return tensor(graph_group_norm(g->g, x.id, groups,
-                                   (group_norm_options){.name = o.name, .eps = o.eps}));
+    return tensor(
+        graph_group_norm(g->g, x.id, groups, (group_norm_options){.name = o.name, .eps = o.eps}));
 }
 
 #define ACTIVATION(name, kind)                                                                     \

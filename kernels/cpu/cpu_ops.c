@@ -56,8 +56,8 @@ static int make_add(program *p, layer *l)
 
 static int make_mul(program *p, layer *l)
 {
-    bool gate = images_only(p, l) && !both_images(p, l) && fills_vectors(p, l) &&
-                l->in[0] != l->in[1];
+    bool gate =
+        images_only(p, l) && !both_images(p, l) && fills_vectors(p, l) && l->in[0] != l->in[1];
     return gate ? layer_gate(p, l) : layer_any(l);
 }
 

@@ -24,7 +24,8 @@ typedef struct cpu_op {
 
 extern const cpu_op cpu_ops[OP_COUNT];
 
-/* Is the node of that op, and computed by this backend's own layers? What fuses layers asks this. */
+/* Is the node of that op, and computed by this backend's own layers? What fuses layers asks this.
+ */
 static inline bool cpu_has(const graph_node *n, graph_op op)
 {
     return n->op == op && cpu_ops[op].make;

@@ -14,16 +14,14 @@
 
 #include "cpu_ops.h"
 
-#define EACH(i, n) for (int i = 0; i < (n); i++)
-
 struct by_reference {
     const op_row *row;
-    size_t weights, count;    /* parameters: weights, and with the biases after them */
-    double *params;           /* widened */
-    double *sums;             /* of their gradients; `count` a thread */
-    char *kept;               /* op_row.keeps */
-    size_t kept_each;         /* bytes of a sample; of a whole batch: 0 */
-    float *leased[2];         /* a whole batch's room, forward and backward */
+    size_t weights, count; /* parameters: weights, and with the biases after them */
+    double *params;        /* widened */
+    double *sums;          /* of their gradients; `count` a thread */
+    char *kept;            /* op_row.keeps */
+    size_t kept_each;      /* bytes of a sample; of a whole batch: 0 */
+    float *leased[2];      /* a whole batch's room, forward and backward */
 };
 
 /* ---- between layouts ------------------------------------------------------------------------- */
@@ -36,18 +34,24 @@ static float *element(view v, int i, int c, int h, int w)
 /* n samples from `from` on, to (n, C, H, W). */
 static void widen(view v, shape s, int from, int n, double *to)
 {
-    EACH(i, n) EACH(c, s.c) EACH(h, s.h) EACH(w, s.w)
-        *to++ = (double)*element(v, from + i, c, h, w);
+    for (int i = from; i < from + n; i++)
+        for (int c = 0; c < s.c; c++)
+            for (int h = 0; h < s.h; h++)
+                for (int w = 0; w < s.w; w++)
+                    *to++ = (double)*element(v, i, c, h, w);
 }
 
 /* And back; where `add` is, to what is there. */
-static void narrow(const double *from, view v, shape s, int first, int n, bool add)
+static void narrow(const double *x, view v, shape s, int from, int n, bool add)
 {
-    EACH(i, n) EACH(c, s.c) EACH(h, s.h) EACH(w, s.w) {
-        float *to = element(v, first + i, c, h, w);
-        *to = (float)(add ? (double)*to + *from : *from);
-        from++;
-    }
+    for (int i = from; i < from + n; i++)
+        for (int c = 0; c < s.c; c++)
+            for (int h = 0; h < s.h; h++)
+                for (int w = 0; w < s.w; w++) {
+                    float *to = element(v, i, c, h, w);
+                    *to = (float)(add ? (double)*to + *x : *x);
+                    x++;
+                }
 }
 
 /* ---- one call of the op ---------------------------------------------------------------------- */
@@ -239,16 +243,16 @@ static int take_kept(program *p, const layer *l, struct by_reference *r)
 
 static int take_room(program *p, layer *l, struct by_reference *r)
 {
-    size_t floats = room_for(p, l, r->row->whole_batch ? p->c.batch : 1) * 2;
-    if (!r->row->whole_batch) {
+    bool whole = r->row->whole_batch;
+    size_t floats = room_for(p, l, whole ? p->c.batch : 1) * sizeof(double) / sizeof(float);
+    if (!whole) {
         l->scratch_floats = floats;
         l->scratch_shared = true;
         return 0;
     }
-    return program_lease(p, &r->leased[false], floats, l, LEASE_FORWARD) ||
-                   (!p->c.inference && program_lease(p, &r->leased[true], floats, l, LEASE_BACKWARD))
-               ? -1
-               : 0;
+    if (program_lease(p, &r->leased[false], floats, l, LEASE_FORWARD) != 0)
+        return -1;
+    return p->c.inference ? 0 : program_lease(p, &r->leased[true], floats, l, LEASE_BACKWARD);
 }
 
 int layer_reference(program *p, layer *l)

@@ -169,7 +169,8 @@ static void find_beside(program *p)
     p->beside = !p->c.inference && p->convolutions >= BESIDE_LEAST && fuses(p, 0, FUSING_BESIDE);
 }
 
-/* A layer needs kernels, a window's place must fit winner's 16 bits, and our products count rows in 31. */
+/* A layer needs kernels, a window's place must fit winner's 16 bits, and our products count rows
+ * in 31. */
 static int check_node(const program *p, const graph_node *n, err *e)
 {
     size_t batch = (size_t)p->c.batch;
@@ -305,7 +306,8 @@ static void set_lifetimes(const program *p, plan_item *items)
             items[nodes + out] =
                 (plan_item){.bytes = bytes, .first = begin, .last = 2 * T - l + lingers(p, at)};
         }
-        int moment = training && op_rows[at->node->op].reads_inputs ? 2 * T - l + lingers(p, at) : l;
+        int moment =
+            training && op_rows[at->node->op].reads_inputs ? 2 * T - l + lingers(p, at) : l;
         for (int k = 0; k < at->node->in_count; k++)
             until(&items[at->node->in[k]], moment);
         if (at->also >= 0)

@@ -168,9 +168,8 @@ int cuda_forward_pair(run *r, const layer *l, const tensor *y, err *e)
 {
     const graph_node *n = l->node;
     (void)e;
-    cuda_pair_forward(r->stream, r->p->t, n->op == OP_MUL, l->relu, broadcasts(r, l),
-                      r->p->c.batch, n->shape.c, plane(n->shape), input(r, l, 0)->y,
-                      input(r, l, 1)->y, y->y);
+    cuda_pair_forward(r->stream, r->p->t, n->op == OP_MUL, l->relu, broadcasts(r, l), r->p->c.batch,
+                      n->shape.c, plane(n->shape), input(r, l, 0)->y, input(r, l, 1)->y, y->y);
     return 0;
 }
 

@@ -211,8 +211,8 @@ static op_call call_of(ref_program *p, int id, const backend_batch *b, bool trai
                      .kept = r->kept,
                      .running_mean = buffer(p, n->running_mean),
                      .running_var = buffer(p, n->running_var),
-                     .batches = n->batches < 0 ? NULL
-                                               : p->s.counters + p->g->vars[n->batches].offset,
+                     .batches =
+                         n->batches < 0 ? NULL : p->s.counters + p->g->vars[n->batches].offset,
                      .batch = b,
                      .seed = p->c.seed};
 }

@@ -475,9 +475,9 @@ static int by_reference(graph *g, int x)
     int y = conv(g, x, (conv2d_options){.filters = 32, .kernel = 3, .padding = 1});
     y = graph_group_norm(g, y, 2, (group_norm_options){0});
     int z = conv(g, graph_concat(g, (int[]){x, y}, 2), (conv2d_options){.filters = 7, .kernel = 1});
-    int parts[2] = {graph_adaptive_max_pool2d(g, graph_group_norm(g, z, 7, (group_norm_options){0}),
-                                              4, 3),
-                    graph_adaptive_max_pool2d(g, y, 4, 3)};
+    int parts[2] = {
+        graph_adaptive_max_pool2d(g, graph_group_norm(g, z, 7, (group_norm_options){0}), 4, 3),
+        graph_adaptive_max_pool2d(g, y, 4, 3)};
     x = graph_flatten(g, graph_concat(g, parts, 2));
     x = graph_linear(g, x, 37, (linear_options){0});
     return act(g, ACT_HARDSWISH, graph_group_norm(g, x, 1, (group_norm_options){0}));

@@ -797,7 +797,8 @@ TEST_LIMIT(random_models_agree_with_the_reference, 120)
     for (random_seed = 1; compared < RANDOM_MODELS; random_seed++) {
         rng r;
         rng_init(&r, random_seed, RNG_TEST, 2, 0);
-        op_case c = {"random model", random_layers, {3, 1 + (int)rng_below(&r, 4), 0, 0}, 0, 0, NULL};
+        op_case c = {
+            "random model", random_layers, {3, 1 + (int)rng_below(&r, 4), 0, 0}, 0, 0, NULL};
         c.input.h = 4 + (int)rng_below(&r, 12);
         c.input.w = 4 + (int)rng_below(&r, 12);
         if (!is_whole(&c))
