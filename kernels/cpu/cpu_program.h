@@ -141,7 +141,6 @@ struct layer {
 
     bool updates; /* backward of a whole step updates the weight; its gradient is kept nowhere */
     struct linear16 *linear16; /* of cpu_linear16.c */
-    struct by_reference *by_reference; /* of cpu_reference.c */
     /* Linear layers: the input in the other form, and the input's gradient before its transpose. */
     float *other, *dother;
     size_t other_ld;
@@ -155,6 +154,8 @@ struct layer {
     /* of a norm: the activation whose result it writes where the model trains, norm_find_acts */
     const layer *act;
     const layer *acted;   /* of that: by whom */
+
+    struct by_reference *by_reference; /* of cpu_reference.c; NULL: the backend has the op */
 };
 
 /* What a thread has of its own. */

@@ -30,8 +30,8 @@ op_run ref_max_pool_forward, ref_max_pool_backward;
 size_t ref_max_pool_keeps(const graph_node *n, int N);
 op_run ref_avg_pool_forward, ref_avg_pool_backward;
 
-op_run ref_add_forward,
-    ref_add_backward; /* the second input has the first one's shape or (C,1,1) */
+/* The second input has the first one's shape or (C,1,1). */
+op_run ref_add_forward, ref_add_backward;
 op_run ref_mul_forward, ref_mul_backward;
 op_run ref_concat_forward, ref_concat_backward;
 op_run ref_pad_channels_forward, ref_pad_channels_backward;
