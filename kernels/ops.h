@@ -26,7 +26,7 @@ typedef struct op_call {
     double *const *dx;
     const double *w, *b; /* copies of the parameters; NULL where the node has none */
     double *dw, *db;
-    void *kept; /* op_row.keeps; NULL where the model does not train */
+    void *kept; /* op_row.keeps: written by forward if `training`, read by backward */
     /* The model's own; for ops that look at the whole batch. */
     float *running_mean, *running_var;
     int64_t *batches;
