@@ -47,7 +47,7 @@ static inline bool shape_equal(shape a, shape b)
     return a.rank == b.rank && a.c == b.c && a.h == b.h && a.w == b.w;
 }
 
-/* What else holds for an op is in its row of the table in ops.c.
+/* What else holds for an op is in its row of the table in ref_ops.c.
  * y(N,K,P,Q), x(N,C,H,W); i over input channels of the group, (r, s) over the kernel. */
 typedef enum graph_op {
     OP_INPUT,  /* the batch: x * scale[c] + shift[c] */

@@ -1,5 +1,5 @@
 /* graph_build.h: how layers.c and the rules of shapes.c build a graph; besides them, graph.c and
- * ops.c alone include this. */
+ * ref_ops.c alone include this. */
 #ifndef KUBEML_GRAPH_BUILD_H
 #define KUBEML_GRAPH_BUILD_H
 

@@ -1,6 +1,6 @@
 /* ops.h: the table of ops: what every part of the engine has to know of an op, one row each.
  *
- * A new op is a line in graph_op (graph.h), a row in ops.c, and the two functions of that row in
+ * A new op is a line in graph_op (graph.h), a row in ref_ops.c, and the two functions of that row in
  * kernels/reference, beside its builder in layers.c and its shape rule in shapes.c. Every backend
  * that can run the reference's functions then has the op: the CPU backend calls them for all ops
  * that its own table (cpu/cpu_ops.c) lacks. The CUDA backend refuses a layer whose op its table

@@ -48,7 +48,7 @@ SRC_cu       := $(sort $(wildcard kernels/cuda/*.cu))
 SRC_cuda_host:= $(filter-out kernels/cuda/driver_%,$(SRC_cuda))
 # What the engine needs of the rest: the kernels' own tree and a few small files. The table of ops names the reference's functions.
 CUDA_COMMON  := $(addprefix common/base/,err.c text.c parallel.c rng.c)
-CUDA_GRAPH   := $(addprefix kernels/,plan.c graph.c layers.c shapes.c ops.c graph_init.c optim.c) $(wildcard kernels/reference/ref_*.c)
+CUDA_GRAPH   := $(addprefix kernels/,plan.c graph.c layers.c shapes.c graph_init.c optim.c) $(wildcard kernels/reference/ref_*.c)
 
 # Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_autotune.c).
 CUDA_VERSION := $(BUILD)/cuda_kernels_version.h

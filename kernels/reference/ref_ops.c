@@ -1,6 +1,7 @@
-/* ops.c: see ops.h. */
-#include "graph_build.h"
-#include "reference/ref_layers.h"
+/* ref_ops.c: the table of ops; see kernels/ops.h. A row names the reference functions of its op, so
+ * the table stands beside them. */
+#include "kernels/graph_build.h"
+#include "ref_layers.h"
 
 const op_row op_rows[OP_COUNT] = {
     [OP_INPUT] = {.name = "input", .forward = ref_input},
