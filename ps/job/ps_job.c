@@ -44,6 +44,17 @@ static int open_machine(job *j, err *e)
     return j->storage_worker ? 0 : -1;
 }
 
+static int open_history(job *j, err *e)
+{
+    const history_subject of = {.job = j->spec.id,
+                                .seed = j->spec.request.seed,
+                                .task = j->spec.task,
+                                .function = j->spec.function,
+                                .dataset = j->spec.dataset};
+    j->history = history_new(&of, e);
+    return j->history ? 0 : -1;
+}
+
 static int post_prepare(job *j, err *e)
 {
     database_task *t = database_task_new(j->host.database, DATABASE_PREPARE);
@@ -71,8 +82,8 @@ job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
     j->asker = c;
     j->shares = json_array();
     job_device_init(&j->device);
-    if (job_spec_parse(message, &j->spec, e) || open_machine(j, e) ||
-        !(j->history = history_new(&j->spec, e)) || post_prepare(j, e)) {
+    if (job_spec_parse(message, &j->spec, e) || open_machine(j, e) || open_history(j, e) ||
+        post_prepare(j, e)) {
         job_free(j, true);
         return NULL;
     }
