@@ -1,4 +1,4 @@
-/* job.c: see job.h. Begin, outcomes of tasks, Redis, time. */
+/* ps_job.c: see ps_job.h. Begin, outcomes of tasks, Redis, time. */
 #include "ps_job.h"
 
 #include <inttypes.h>
@@ -82,8 +82,8 @@ job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
     j->asker = c;
     j->shares = json_array();
     job_device_init(&j->device);
-    if (job_spec_parse(message, &j->spec, e) || open_machine(j, e) || open_history(j, e) ||
-        post_prepare(j, e)) {
+    if (job_spec_parse(message, &j->spec, e) || open_machine(j, e) ||
+        open_history(j, e) || post_prepare(j, e)) {
         job_free(j, true);
         return NULL;
     }
@@ -451,15 +451,29 @@ void job_task_done(job *j, task *t)
     log_context(j->spec.id, j->epoch, j->round);
     if (j->stage != JOB_OVER) {
         switch (t->kind) {
-        case TASK_OPEN: opened(j, t); break;
-        case TASK_CREATE: created(j, t); break;
-        case TASK_LOAD: loaded(j, t); break;
-        case TASK_INITIAL: initial_merged(j, t); break;
-        case TASK_MERGE: merged(j, t); break;
+        case TASK_OPEN:
+            opened(j, t);
+            break;
+        case TASK_CREATE:
+            created(j, t);
+            break;
+        case TASK_LOAD:
+            loaded(j, t);
+            break;
+        case TASK_INITIAL:
+            initial_merged(j, t);
+            break;
+        case TASK_MERGE:
+            merged(j, t);
+            break;
         case TASK_ROOM: looked_for_room(j, t); break;
-        case TASK_COMMIT: committed(j, t); break;
+        case TASK_COMMIT:
+            committed(j, t);
+            break;
         case TASK_RESTORE: restore_model(j, t); break;
-        case TASK_FINISH: finished(j, t); break;
+        case TASK_FINISH:
+            finished(j, t);
+            break;
         }
     }
     task_free(t);

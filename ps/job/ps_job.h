@@ -1,4 +1,4 @@
-/* job.h: a running job: the round machine (round.h) with hands and ears.
+/* ps_job.h: a running job: the round machine (round.h) with hands and ears.
  *
  * Frames, results of the workers and the clock become events; actions become frames and tasks. All
  * of it on the owner thread, and nothing here blocks. What it is doing:
@@ -52,7 +52,7 @@ void job_closed(job *j, conn *c, const err *why);
 void job_task_done(job *j, task *t);              /* frees it */
 void job_database_done(job *j, database_task *t); /* frees it */
 void job_database_died(job *j, const char *message);
-bool job_database_busy(const job *j);  /* a task is out: leave the database alone */
+bool job_database_busy(const job *j); /* a task is out: leave the database alone */
 bool job_pings_database(const job *j); /* it only asks Redis, which may not answer */
 
 int64_t job_deadline(const job *j);

@@ -1,4 +1,4 @@
-/* ps_job_internal.h: what job.c (a job's life), job_actions.c (what the machine wants done) and
+/* ps_job_internal.h: what ps_job.c (a job's life), job_actions.c (what the machine wants done) and
  * job_messages.c (what others say) share. */
 #ifndef KUBEML_PS_JOB_INTERNAL_H
 #define KUBEML_PS_JOB_INTERNAL_H
@@ -48,13 +48,13 @@ struct job {
     conn *asker;   /* waits for `accepted`; NULL when it went */
     conn *current; /* whose hello is being answered */
     /* the model */
-    char *layout;                    /* canonical text, from the first `ready` */
-    bool initial_done;               /* version 0 is merged */
-    int init_incarnation, init_slot; /* whom ROUND_INIT asked */
+    char *layout;                       /* canonical text, from the first `ready` */
+    bool initial_done;                  /* version 0 is merged */
+    int init_incarnation, init_slot;    /* whom ROUND_INIT asked */
     json_t *gathered; /* the task of a shared process, made of the step's tasks of its functions */
     int gathered_incarnation;
     job_device device;
-    bool begun;                         /* a batch is trained, and the controllers were told */
+    bool begun; /* a batch is trained, and the controllers were told */
     json_t *about[ROUND_FUNCTIONS_MAX]; /* {"cpu","threads"} of each function's hello */
     /* Redis */
     bool database_busy, redis_down, redis_back; /* back, but a task is still out */
@@ -72,7 +72,7 @@ struct job {
     /* what each function has in the merges so far; batches 0: nothing */
     round_row open[ROUND_FUNCTIONS_MAX];
     int open_parallelism;
-    int told_epochs;   /* of the history's: the last one may still wait for its checkpoint */
+    int told_epochs; /* of the history's: the last one may still wait for its checkpoint */
     bool needs_losses; /* the functions' schedule goes by validation losses: */
     json_t *losses;    /* of the epochs before `losses_epoch` */
     int losses_epoch;
