@@ -4,7 +4,7 @@
  * is and tells its seal. Function 0 leads: it averages what the others lent, publishes that as its
  * own contribution, and lends it, so that the next reference need not come from the model store.
  * Whatever cannot be done here is told, or done through the model store: kubeml-ps
- * (ps/job/job_device.h) has the round trained again where that is needed. */
+ * (ps/job/averaging.h) has the round trained again where that is needed. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -267,7 +267,7 @@ void job_reply_refused(job *j, conn *c, err_code code, const char *message)
     connections_send(
         j->host.connections, c,
         json_pack("{s:s,s:s,s:s}", "type", "refused", "code", err_name(code), "message", message));
-    connections_drop(j->host.connections, c);
+    job_drop(j, c);
     if (j->asker == c)
         j->asker = NULL;
 }
@@ -293,9 +293,12 @@ static void welcome(job *j, const round_action *a)
     if (!c)
         return;
     if (before && before != c)
-        connections_drop(j->host.connections, before);
+        job_drop(j, before);
     connections_admit(j->host.connections, c, CONN_FUNCTION);
-    job_device_welcome(j, a);
+    job_average_before(j, (averaging_event){.type = AVERAGING_WELCOME,
+                                            .function = a->function,
+                                            .incarnation = a->incarnation,
+                                            .slot = a->slot});
     connections_send(j->host.connections, c, json_pack("{s:s}", "type", "welcome"));
 }
 
@@ -317,6 +320,16 @@ static void send_gathered(job *j)
         send_to(j, &(round_action){.function = 0, .incarnation = j->gathered_incarnation},
                 j->gathered);
     j->gathered = NULL;
+}
+
+/* Adds to a `train` or `validate` frame what lies on a GPU. */
+static void add_averaging(const job *j, const round_action *a, json_t *frame)
+{
+    averaging_task on_gpu = averaging_task_of(j->averaging, a);
+    if (on_gpu.keep)
+        json_object_set_new(frame, "keep", json_true());
+    if (on_gpu.mean)
+        json_object_set(frame, "mean", on_gpu.mean);
 }
 
 static void send_train(job *j, const round_action *a)
@@ -344,7 +357,12 @@ static void send_train(job *j, const round_action *a)
                   a->parallelism, "function", a->function, "batch_begin",
                   (json_int_t)a->batch_begin, "batch_count", (json_int_t)a->batch_count, "lr",
                   j->spec.request.lr, "slot", a->slot, "validation_losses", j->losses);
-    job_device_task(j, a, frame);
+    job_average_before(j, (averaging_event){.type = AVERAGING_TRAIN,
+                                            .function = a->function,
+                                            .epoch = a->epoch,
+                                            .round = a->round,
+                                            .parallelism = a->parallelism});
+    add_averaging(j, a, frame);
     send_to(j, a, frame);
 }
 
@@ -362,7 +380,7 @@ static void send_validate(job *j, const round_action *a)
     json_t *frame =
         json_pack("{s:s,s:i,s:I,s:i,s:i}", "type", "validate", "epoch", a->epoch, "version",
                   (json_int_t)a->version, "parallelism", a->parallelism, "function", a->function);
-    job_device_task(j, a, frame);
+    add_averaging(j, a, frame);
     send_to(j, a, frame);
 }
 
@@ -576,7 +594,7 @@ void job_perform(job *j, const round_action *a, conn *only)
         break;
     case ROUND_CLOSE:
         if ((c = member_conn(j, a)))
-            connections_drop(j->host.connections, c);
+            job_drop(j, c);
         break;
     case ROUND_INIT:
         post_init(j, a);
@@ -591,14 +609,13 @@ void job_perform(job *j, const round_action *a, conn *only)
         send_validate(j, a);
         break;
     case ROUND_MERGE:
-        if (!job_device_merge(j, &a->merge))
-            job_post_merge(j, &a->merge, a->merge.as_one ? a->merge.rows[0].incarnation : -1);
+        job_average_before(j, (averaging_event){.type = AVERAGING_MERGE, .merge = &a->merge});
         break;
     case ROUND_COMMIT:
         post_commit(j, &a->record);
         break;
     case ROUND_RESTORE:
-        job_device_restore(j);
+        job_average_before(j, (averaging_event){.type = AVERAGING_PUT_BACK});
         j->init_incarnation = -1; /* what is on its way of an earlier INIT went with Redis */
         post_restore(j, a->last);
         break;
@@ -630,7 +647,65 @@ void job_perform(job *j, const round_action *a, conn *only)
     }
 }
 
-void job_step(job *j, round_event event)
+/* ---- averaging on GPUs ----------------------------------------------------------------------- */
+
+void job_drop(job *j, conn *c)
+{
+    connections_drop(j->host.connections, c);
+    if (c->kind == CONN_FUNCTION)
+        job_average_before(j, (averaging_event){.type = AVERAGING_GONE,
+                                                .function = c->function,
+                                                .incarnation = c->incarnation});
+}
+
+static void tell_path(job *j, const averaging_action *a, conn *only)
+{
+    if (!only)
+        log_info("%s", a->text);
+    tell(j, only,
+         json_pack("{s:s,s:s,s:s}", "type", "averaging", "path", reduce_path_name(a->path), "text",
+                   a->text));
+}
+
+static void perform_averaging(job *j, const averaging_action *a, conn *only)
+{
+    conn *c;
+    switch (a->type) {
+    case AVERAGING_SEND:
+        if ((c = connections_function(j->host.connections, a->function)))
+            connections_send(j->host.connections, c, json_incref(a->frame));
+        break;
+    case AVERAGING_POST: job_post_merge(j, a->merge, a->mean_of); break;
+    case AVERAGING_PATH: tell_path(j, a, only); break;
+    case AVERAGING_INEXACT:
+        job_tell_condition(j, only, "Exact", false, a->reason, a->text);
+        break;
+    case AVERAGING_INFO: log_info("%s", a->text); break;
+    case AVERAGING_WARN: log_warn("%s", a->text); break;
+    case AVERAGING_FAILED: break; /* at the end of a step, see settle */
+    }
+}
+
+void job_average_before(job *j, averaging_event event)
+{
+    const averaging_action *actions;
+    event.now_ms = clock_monotonic_ms();
+    size_t count = averaging_step(j->averaging, &event, &actions);
+    for (size_t i = 0; i < count; i++)
+        perform_averaging(j, &actions[i], NULL);
+}
+
+void job_tell_averaging(job *j, conn *only)
+{
+    const averaging_action *actions;
+    size_t count = averaging_tell(j->averaging, &actions);
+    for (size_t i = 0; i < count; i++)
+        perform_averaging(j, &actions[i], only);
+}
+
+/* ---- the step -------------------------------------------------------------------------------- */
+
+static void step_once(job *j, round_event event)
 {
     const round_action *actions;
     event.now_ms = clock_monotonic_ms();
@@ -638,5 +713,38 @@ void job_step(job *j, round_event event)
     for (size_t i = 0; i < count; i++)
         job_perform(j, &actions[i], NULL);
     send_gathered(j);
-    job_device_settle(j);
+}
+
+/* True: the averaging machine has `next` for the round machine. */
+static bool settle(job *j, round_event *next)
+{
+    const averaging_event event = {.type = AVERAGING_SETTLE, .now_ms = clock_monotonic_ms()};
+    const averaging_action *actions;
+    bool failed = false;
+    if (j->stage != JOB_RUNNING)
+        return false;
+    size_t count = averaging_step(j->averaging, &event, &actions);
+    for (size_t i = 0; i < count; i++) {
+        perform_averaging(j, &actions[i], NULL);
+        if (actions[i].type != AVERAGING_FAILED)
+            continue;
+        *next = *actions[i].failure;
+        failed = true;
+    }
+    return failed;
+}
+
+void job_step(job *j, round_event event)
+{
+    do {
+        step_once(j, event);
+    } while (settle(j, &event));
+}
+
+void job_average(job *j, averaging_event event)
+{
+    round_event next;
+    job_average_before(j, event);
+    if (settle(j, &next))
+        job_step(j, next);
 }

@@ -39,7 +39,7 @@ void job_attach(job *j, conn *c, const json_t *message)
     size_t count = round_tell(j->machine, &actions);
     for (size_t i = 0; i < count; i++)
         job_perform(j, &actions[i], c);
-    job_device_tell(j, c);
+    job_tell_averaging(j, c);
     if (j->store_away)
         job_tell_condition(j, c, "StoreUnavailable", true, "StoreDown",
                            "what the job goes on from cannot be read yet");
@@ -55,6 +55,12 @@ void job_attach(job *j, conn *c, const json_t *message)
 static bool is_news(const job *j, int function, int incarnation)
 {
     return j->stage == JOB_RUNNING && !round_dismissed(j->machine, function, incarnation);
+}
+
+static void hear_out(job *j, conn *c)
+{
+    connections_hear_out(j->host.connections, c);
+    job_drop(j, c);
 }
 
 static void lost(job *j, const json_t *m)
@@ -74,7 +80,7 @@ static void lost(job *j, const json_t *m)
      * than that it ended. */
     conn *c = connections_function(j->host.connections, event.function);
     if (c && c->incarnation == event.incarnation)
-        connections_hear_out(j->host.connections, c);
+        hear_out(j, c);
     if (j->stage == JOB_RUNNING)
         job_step(j, event);
 }
@@ -165,6 +171,11 @@ void job_hello(job *j, conn *c, const json_t *message)
     json_decref(about);
 }
 
+static averaging_event averaging_from(const conn *c, averaging_event_type type)
+{
+    return (averaging_event){.type = type, .function = c->function, .incarnation = c->incarnation};
+}
+
 static round_event from(const conn *c, round_event_type type)
 {
     return (round_event){.type = type, .function = c->function, .incarnation = c->incarnation};
@@ -222,16 +233,16 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
 {
     const char *type, *told = NULL;
     int losses = 0;
-    device_offer offer = {.ipc_handle = NULL};
+    averaging_offer offer = {0};
     json_t *shape, *parameters, *algorithms;
     json_error_t problem;
     if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT,
                        "{s:s,s:o,s:o,s:s,s:o,s?b,s?s,s?s,s?s,s?s}", "type", &type, "layout", &shape,
                        "parameters", &parameters, "layout_digest", &told, "algorithms", &algorithms,
-                       "needs_losses", &losses, "loan", &offer.ipc_handle, "no_loan",
-                       &offer.no_ipc_handle, "rank", &offer.rank, "no_rank", &offer.no_rank) ||
-        (offer.ipc_handle && strlen(offer.ipc_handle) >= JOB_DEVICE_IPC_HANDLE_BYTES) ||
-        (offer.rank && strlen(offer.rank) >= JOB_RANK_BYTES))
+                       "needs_losses", &losses, "loan", &offer.handle, "no_loan",
+                       &offer.no_handle, "rank", &offer.gpu, "no_rank", &offer.no_gpu) ||
+        (offer.handle && strlen(offer.handle) >= AVERAGING_HANDLE_BYTES) ||
+        (offer.gpu && strlen(offer.gpu) >= AVERAGING_GPU_BYTES))
         return err_set(e, ERR_INVALID, "ready: %s", problem.text);
     cleanup_layout layout l = {0};
     char hex[20], sum[DIGEST_HEX_BYTES];
@@ -248,8 +259,10 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     event.layout = hex;
     event.algorithms = sum;
     j->needs_losses |= losses;
-    job_device_ready(j, c, &offer);
-    int slot = offer.ipc_handle ? -1 : round_waits_for(j->machine, c->function);
+    averaging_event on_gpu = averaging_from(c, AVERAGING_OFFER);
+    on_gpu.offer = offer;
+    job_average_before(j, on_gpu);
+    int slot = offer.handle ? -1 : round_waits_for(j->machine, c->function);
     if (slot >= 0)
         return look_for_room(j, &event, slot, e);
     job_step(j, event);
@@ -340,8 +353,14 @@ static int published(job *j, conn *c, const json_t *m, err *e)
         return err_set(e, ERR_INVALID, "published: %s", problem.text);
     if (samples < 0 || begin < 0 || stop_at < begin || batches < 0 || batches > UINT32_MAX)
         return err_set(e, ERR_INVALID, "published: a count out of range");
-    if (job_device_published(j, c, event.epoch, event.round, fingerprint, e))
-        return -1;
+    averaging_event on_gpu = averaging_from(c, AVERAGING_PUBLISHED);
+    on_gpu.epoch = event.epoch;
+    on_gpu.round = event.round;
+    if (fingerprint &&
+        (json_unpack(fingerprint, "{s:s,s:I}", "sum", &on_gpu.sum, "step", &on_gpu.step) ||
+         strlen(on_gpu.sum) >= AVERAGING_SUM_BYTES))
+        return err_set(e, ERR_INVALID, "published: seal");
+    job_average_before(j, on_gpu);
     event.samples = (uint64_t)samples;
     event.sample_begin = (uint64_t)begin;
     event.sample_end = (uint64_t)stop_at;
@@ -444,21 +463,81 @@ static int initialised(job *j, conn *c, const json_t *m, err *e)
     return 0;
 }
 
+static int leads(job *j, conn *c, const json_t *m, err *e)
+{
+    averaging_event event = averaging_from(c, AVERAGING_LEADS);
+    const char *type;
+    json_error_t problem;
+    if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT, "{s:s,s?s,s?s}", "type",
+                       &type, "mean", &event.handle, "message", &event.message) ||
+        !event.handle == !event.message ||
+        (event.handle && strlen(event.handle) >= AVERAGING_HANDLE_BYTES))
+        return err_set(e, ERR_INVALID, "leads: neither its mean nor why not");
+    event.code = event.handle ? ERR_NONE : ERR_UNAVAILABLE;
+    job_average(j, event);
+    return 0;
+}
+
+static int averaged(job *j, conn *c, const json_t *m, err *e)
+{
+    averaging_event event = averaging_from(c, AVERAGING_AVERAGED);
+    const char *type, *code = NULL;
+    int unpublished = 0;
+    json_error_t problem;
+    event.about = -1;
+    event.message = "";
+    if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT,
+                       "{s:s,s:i,s?b,s?s,s?i,s?s,s?s,s?I,s?s}", "type", &type, "ask", &event.ask,
+                       "unpublished", &unpublished, "code", &code, "function", &event.about,
+                       "message", &event.message, "sum", &event.sum, "step", &event.step,
+                       "checksum", &event.checksum))
+        return err_set(e, ERR_INVALID, "averaged: %s", problem.text);
+    if (!code && (!event.sum || !event.checksum))
+        return err_set(e, ERR_INVALID, "averaged: neither a mean nor why not");
+    event.unpublished = unpublished;
+    event.redis_down = j->redis_down;
+    event.code = code ? err_from_name(code) : ERR_NONE;
+    job_average(j, event);
+    return 0;
+}
+
+/* The answer to `identify` or `connect`. */
+static int joins(job *j, conn *c, const json_t *m, averaging_event_type type, err *e)
+{
+    averaging_event event = averaging_from(c, type);
+    const char *name, *code = NULL;
+    json_error_t problem;
+    event.message = "";
+    if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT, "{s:s,s:i,s?s,s?s,s?s}",
+                       "type", &name, "set", &event.set, "id", &event.id, "code", &code, "message",
+                       &event.message))
+        return err_set(e, ERR_INVALID, "%s: %s", wire_type(m), problem.text);
+    if (type == AVERAGING_IDENTIFIED && !code && !event.id)
+        return err_set(e, ERR_INVALID, "identified: neither an id nor why not");
+    event.code = code ? err_from_name(code) : ERR_NONE;
+    job_average(j, event);
+    return 0;
+}
+
+static int identified(job *j, conn *c, const json_t *m, err *e)
+{
+    return joins(j, c, m, AVERAGING_IDENTIFIED, e);
+}
+
+static int connected(job *j, conn *c, const json_t *m, err *e)
+{
+    return joins(j, c, m, AVERAGING_CONNECTED, e);
+}
+
 void job_from_function(job *j, conn *c, const json_t *message)
 {
     static const struct {
         const char *type;
         int (*take)(job *, conn *, const json_t *, err *);
-    } kinds[] = {{"ready", ready},
-                 {"initialised", initialised},
-                 {"published", published},
-                 {"validated", validated},
-                 {"heartbeat", heartbeat},
-                 {"failed", failed},
-                 {"leads", job_device_reduce_root_ready},
-                 {"averaged", job_device_averaged},
-                 {"identified", job_ranks_identified},
-                 {"connected", job_ranks_connected}};
+    } kinds[] = {{"ready", ready},         {"initialised", initialised}, {"published", published},
+                 {"validated", validated}, {"heartbeat", heartbeat},     {"failed", failed},
+                 {"leads", leads}, {"averaged", averaged},
+                 {"identified", identified}, {"connected", connected}};
     if (j->stage != JOB_RUNNING)
         return;
     err e = ERR_INIT;
@@ -475,7 +554,7 @@ void job_from_function(job *j, conn *c, const json_t *message)
     round_event event = from(c, ROUND_LOST);
     event.reason = "Protocol";
     event.message = e.message;
-    connections_drop(j->host.connections, c);
+    job_drop(j, c);
     job_step(j, event);
 }
 
@@ -489,6 +568,7 @@ void job_closed(job *j, conn *c, const err *why)
               "function %d (incarnation %d): %s", c->function, c->incarnation, why->message);
     round_event event = from(c, ROUND_LOST);
     event.reason = "ConnectionLost";
+    job_average_before(j, averaging_from(c, AVERAGING_GONE));
     event.message = why->message;
     if (j->stage == JOB_RUNNING)
         job_step(j, event);

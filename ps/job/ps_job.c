@@ -44,6 +44,18 @@ static int open_machine(job *j, err *e)
     return j->storage_worker ? 0 : -1;
 }
 
+static int open_averaging(job *j, err *e)
+{
+    const request *r = &j->spec.request;
+    const averaging_config config = {.parallelism = j->spec.parallelism,
+                                     .own_processes = r->process != PROCESS_SHARED,
+                                     .whole_state = r->optimizer_state != STATE_RESET,
+                                     .nccl = r->merge == MERGE_NCCL,
+                                     .tensor_path = j->member.tensor_path};
+    j->averaging = averaging_open(&config, e);
+    return j->averaging ? 0 : -1;
+}
+
 static int open_history(job *j, err *e)
 {
     const history_subject of = {.job = j->spec.id,
@@ -81,9 +93,9 @@ job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
     j->retry_due_ms = j->revive_due_ms = j->ping_due_ms = INT64_MAX;
     j->asker = c;
     j->shares = json_array();
-    job_device_init(&j->device);
     if (job_spec_parse(message, &j->spec, e) || open_machine(j, e) ||
-        open_history(j, e) || post_prepare(j, e)) {
+        open_history(j, e) || open_averaging(j, e) ||
+        post_prepare(j, e)) {
         job_free(j, true);
         return NULL;
     }
@@ -102,7 +114,7 @@ void job_free(job *j, bool kept)
     for (size_t i = 0; i < ROUND_FUNCTIONS_MAX; i++)
         json_decref(j->about[i]);
     job_usage_clear(&j->usage);
-    job_device_free(&j->device);
+    averaging_close(j->averaging);
     json_decref(j->shares);
     json_decref(j->losses);
     json_decref(j->gathered);
@@ -634,8 +646,8 @@ int64_t job_deadline(const job *j)
         due = j->usage.tell_ms;
     if (is_accepted(j) && j->ping_due_ms < due)
         due = j->ping_due_ms;
-    if (j->stage == JOB_RUNNING && j->device.due_ms < due)
-        due = j->device.due_ms;
+    if (j->stage == JOB_RUNNING && averaging_deadline(j->averaging) < due)
+        due = averaging_deadline(j->averaging);
     return j->retry_due_ms < due ? j->retry_due_ms : due;
 }
 
@@ -643,8 +655,8 @@ void job_tick(job *j, int64_t now)
 {
     if (j->stage == JOB_RUNNING && now >= round_deadline(j->machine))
         job_step(j, (round_event){.type = ROUND_TICK});
-    if (j->stage == JOB_RUNNING)
-        job_device_tick(j, now);
+    if (j->stage == JOB_RUNNING && now >= averaging_deadline(j->averaging))
+        job_average(j, (averaging_event){.type = AVERAGING_TICK, .redis_down = j->redis_down});
     if (now >= j->retry_due_ms && j->stage == JOB_OPENING)
         post_open(j);
     else if (now >= j->retry_due_ms)

@@ -3,11 +3,11 @@
 #ifndef KUBEML_PS_JOB_INTERNAL_H
 #define KUBEML_PS_JOB_INTERNAL_H
 
+#include "averaging.h"
 #include "common/base/digest.h"
 #include "common/modelstore/layout.h"
 #include "common/round/round.h"
 #include "ps_job.h"
-#include "job_device.h"
 #include "job_spec.h"
 #include "job_usage.h"
 #include "ps/storage/history.h"
@@ -53,7 +53,7 @@ struct job {
     int init_incarnation, init_slot;    /* whom ROUND_INIT asked */
     json_t *gathered; /* the task of a shared process, made of the step's tasks of its functions */
     int gathered_incarnation;
-    job_device device;
+    averaging *averaging;
     bool begun; /* a batch is trained, and the controllers were told */
     json_t *about[ROUND_FUNCTIONS_MAX]; /* {"cpu","threads"} of each function's hello */
     /* Redis */
@@ -97,6 +97,14 @@ static inline bool job_is_shared(const job *j) /* one process runs all of its fu
 int job_algorithms(const json_t *about, char out[DIGEST_HEX_BYTES], err *e);
 /* Takes `event` (its time is filled in) and carries out what follows. */
 void job_step(job *j, round_event event);
+/* The same of the averaging machine, and what the round machine has to hear of that. */
+void job_average(job *j, averaging_event event);
+/* Before, or within, a step of the round machine, at whose end the averaging machine settles. */
+void job_average_before(job *j, averaging_event event);
+/* Closes a connection. */
+void job_drop(job *j, conn *c);
+/* For a controller that attaches. */
+void job_tell_averaging(job *j, conn *only);
 /* The machine wants this done; what is told goes to `only`, or to all (NULL). */
 void job_perform(job *j, const round_action *a, conn *only);
 /* `finished` is what is told now, and to whoever asks later. */
