@@ -10,8 +10,6 @@
 #include "common/base/log.h"
 #include "ps_job_internal.h"
 
-/* ---- the epoch's book-keeping ---------------------------------------------------------------- */
-
 static json_t *ledger_part(const round_row *row)
 {
     return json_pack("{s:i,s:i,s:I,s:I,s:I}", "function", row->function, "incarnation",
@@ -29,182 +27,6 @@ static char *ledger_text(const round_merge *merge)
     char *text = json_dumps(element, JSON_COMPACT);
     json_decref(element);
     return text;
-}
-
-static bool extend_share(json_t *shares, const round_row *row)
-{
-    size_t i;
-    json_t *one;
-    json_array_foreach(shares, i, one)
-    {
-        if (json_integer_value(json_array_get(one, 0)) != row->function ||
-            json_integer_value(json_array_get(one, 1)) != row->incarnation ||
-            json_integer_value(json_array_get(one, 3)) != (json_int_t)row->sample_begin)
-            continue;
-        json_array_set_new(one, 3, json_integer((json_int_t)row->sample_end));
-        return true;
-    }
-    return false;
-}
-
-static void note_open(job *j, const round_merge *merge, const round_row *r)
-{
-    round_row *o = &j->open[r->function];
-    j->open_parallelism = merge->parallelism;
-    if (o->batches == 0) {
-        *o = *r;
-        return;
-    }
-    o->incarnation = r->incarnation;
-    o->round = r->round;
-    o->samples += r->samples;
-    o->sample_end = r->sample_end;
-    o->loss_sum += r->loss_sum;
-    o->batches += r->batches;
-}
-
-/* Who put what into the merge that has just been committed. The digest leaves incarnations out: it
- * is the same for a job whose functions were replaced. */
-void job_note_merge(job *j, const round_merge *merge, const round_row *rows)
-{
-    digest_sum *d;
-    err e = ERR_INIT;
-    if (digest_new(&d, &e)) {
-        log_error("%s", e.message);
-        return;
-    }
-    digest_update(d, j->ledger, strlen(j->ledger));
-    for (size_t i = 0; i < merge->count; i++) {
-        const round_row *r = &rows[i];
-        char line[160];
-        int len = snprintf(line, sizeof line, "%d %d %d %" PRIu64 " %" PRIu64 "\n", r->epoch,
-                           r->round, r->function, r->sample_begin, r->sample_end);
-        digest_update(d, line, (size_t)len);
-        note_open(j, merge, r);
-        if (!extend_share(j->shares, r))
-            json_array_append_new(j->shares, json_pack("[i,i,I,I]", r->function, r->incarnation,
-                                                       (json_int_t)r->sample_begin,
-                                                       (json_int_t)r->sample_end));
-    }
-    digest_finish_hex(d, j->ledger);
-    digest_free(d);
-}
-
-void job_reset_epoch(job *j)
-{
-    json_array_clear(j->shares);
-    memset(j->open, 0, sizeof j->open);
-    j->seconds = (job_seconds){0};
-    j->validating_since_ms = 0;
-}
-
-/* Of an open epoch until now. */
-static json_t *open_seconds(const job *j)
-{
-    const job_seconds *s = &j->seconds;
-    return json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "epoch", round_seconds(j->machine), "fetch",
-                     s->fetch, "load", s->load, "convert", s->convert, "train", s->train, "publish",
-                     s->publish, "merge", s->merge);
-}
-
-json_t *job_open_json(const job *j, int epoch)
-{
-    json_t *rows = json_array();
-    for (int f = 0; f < ROUND_FUNCTIONS_MAX; f++) {
-        const round_row *r = &j->open[f];
-        if (r->batches)
-            json_array_append_new(
-                rows, json_pack("[i,i,i,I,I,I,f,I]", f, r->incarnation, r->round,
-                                (json_int_t)r->samples, (json_int_t)r->sample_begin,
-                                (json_int_t)r->sample_end, r->loss_sum, (json_int_t)r->batches));
-    }
-    if (json_array_size(rows) == 0) {
-        json_decref(rows);
-        return NULL;
-    }
-    return json_pack("{s:i,s:i,s:I,s:s,s:o,s:o,s:o}", "epoch", epoch, "parallelism",
-                     j->open_parallelism, "version", (json_int_t)round_version(j->machine),
-                     "ledger", j->ledger, "shares", json_deep_copy(j->shares), "rows", rows,
-                     "seconds", open_seconds(j));
-}
-
-static int read_open_row(const json_t *from, int epoch, round_row *r)
-{
-    json_int_t samples, begin, end, batches;
-    *r = (round_row){.epoch = epoch, .slot = -1};
-    if (json_unpack((json_t *)(uintptr_t)from, "[i,i,i,I,I,I,F,I]", &r->function, &r->incarnation,
-                    &r->round, &samples, &begin, &end, &r->loss_sum, &batches) != 0 ||
-        r->function < 0 || r->function >= ROUND_FUNCTIONS_MAX || samples < 0 || begin < 0 ||
-        end < begin || batches < 1 || batches > UINT32_MAX)
-        return -1;
-    r->samples = (uint64_t)samples;
-    r->sample_begin = (uint64_t)begin;
-    r->sample_end = (uint64_t)end;
-    r->batches = (uint32_t)batches;
-    return 0;
-}
-
-int job_open_read(job *j, const json_t *open, round_resume *out, err *e)
-{
-    const char *ledger = "";
-    json_t *shares, *list, *one;
-    json_int_t version;
-    job_seconds s = {0}; /* older records have none */
-    size_t i;
-    if (json_unpack((json_t *)(uintptr_t)open,
-                    "{s:i,s:i,s:I,s:s,s:o,s:o,s?{s?F,s?F,s?F,s?F,s?F,s?F,s?F}}", "epoch",
-                    &out->epoch, "parallelism", &out->parallelism, "version", &version, "ledger",
-                    &ledger, "shares", &shares, "rows", &list, "seconds", "epoch", &out->seconds,
-                    "fetch", &s.fetch, "load", &s.load, "convert", &s.convert, "train", &s.train,
-                    "publish", &s.publish, "merge", &s.merge) != 0 ||
-        strlen(ledger) >= sizeof j->ledger || !json_is_array(shares) ||
-        json_array_size(list) > ROUND_FUNCTIONS_MAX)
-        return err_set(e, ERR_CORRUPT, "the history's open epoch");
-    round_row *rows = calloc(json_array_size(list) + 1, sizeof *rows);
-    if (!rows)
-        return err_set(e, ERR_NOMEM, "no memory for the open epoch");
-    json_array_foreach(list, i, one) {
-        if (read_open_row(one, out->epoch, &rows[i])) {
-            free(rows);
-            return err_set(e, ERR_CORRUPT, "the history's open epoch: rows[%zu]", i);
-        }
-        j->open[rows[i].function] = rows[i];
-    }
-    snprintf(j->ledger, sizeof j->ledger, "%s", ledger);
-    json_decref(j->shares);
-    j->shares = json_deep_copy(shares);
-    j->open_parallelism = out->parallelism;
-    j->seconds = s;
-    out->version = version;
-    out->rows = rows;
-    out->count = json_array_size(list);
-    return 0;
-}
-
-static int add_to_history(job *j, const round_epoch *r, err *e)
-{
-    bool targets = json_integer_value(json_object_get(j->spec.dataset, "targets")) > 0;
-    epoch_result out = {.epoch = r->epoch,
-                        .train_loss = r->train_loss,
-                        .validated = r->validated,
-                        .validation_loss = r->validation_loss,
-                        .accuracy = targets ? (double)NAN : r->accuracy,
-                        .parallelism = r->parallelism,
-                        .seconds = r->seconds,
-                        .version = (uint64_t)r->version,
-                        .samples = r->samples};
-    double n = r->parallelism > 0 ? r->parallelism : 1;
-    out.fetch_s = j->seconds.fetch / n;
-    out.load_s = j->seconds.load / n;
-    out.convert_s = j->seconds.convert / n;
-    out.train_s = j->seconds.train / n;
-    out.publish_s = j->seconds.publish / n;
-    out.merge_s = j->seconds.merge;
-    if (j->validating_since_ms)
-        out.validate_s = (double)(clock_monotonic_ms() - j->validating_since_ms) / 1000;
-    job_usage_epoch(&j->usage, &out);
-    memcpy(out.ledger, j->ledger, sizeof out.ledger);
-    return history_add(j->history, &out, json_deep_copy(j->shares), e);
 }
 
 /* ---- actions that are frames ----------------------------------------------------------------- */
@@ -227,7 +49,7 @@ static void tell(job *j, conn *only, json_t *message)
 void job_tell_epoch(job *j, conn *c, int epoch)
 {
     epoch_result r;
-    if (history_at(j->history, epoch, &r))
+    if (history_at(j->record.history, epoch, &r))
         return;
     json_t *m =
         json_pack("{s:s,s:i,s:f,s:i,s:f,s:I,s:I}", "type", "epoch", "epoch", epoch, "train_loss",
@@ -251,7 +73,7 @@ static void log_epoch(const job *j, int epoch)
 {
     char loss[48] = "", accuracy[32] = "";
     epoch_result r;
-    if (history_at(j->history, epoch, &r))
+    if (history_at(j->record.history, epoch, &r))
         return;
     if (r.validated)
         snprintf(loss, sizeof loss, ", validation loss %.4g", r.validation_loss);
@@ -335,17 +157,14 @@ static void add_averaging(const job *j, const round_action *a, json_t *frame)
 static void send_train(job *j, const round_action *a)
 {
     bool validates = j->spec.request.validate_every > 0 && j->spec.test_samples > 0;
-    if (j->needs_losses && validates && (!j->losses || j->losses_epoch != a->epoch)) {
-        json_decref(j->losses);
-        j->losses = history_losses(j->history, a->epoch);
-        j->losses_epoch = a->epoch;
-    }
+    json_t *losses =
+        j->needs_losses && validates ? job_record_losses(&j->record, a->epoch) : NULL;
     if (job_is_shared(j)) {
         gather(j, a,
                json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:O*,s:[]}", "type", "train", "epoch",
                          a->epoch, "round", a->round, "version", (json_int_t)a->version,
                          "parallelism", a->parallelism, "lr", j->spec.request.lr, "slot", a->slot,
-                         "validation_losses", j->losses, "shares"),
+                         "validation_losses", losses, "shares"),
                "shares",
                json_pack("[i,I,I]", a->function, (json_int_t)a->batch_begin,
                          (json_int_t)a->batch_count));
@@ -356,7 +175,7 @@ static void send_train(job *j, const round_action *a)
                   a->epoch, "round", a->round, "version", (json_int_t)a->version, "parallelism",
                   a->parallelism, "function", a->function, "batch_begin",
                   (json_int_t)a->batch_begin, "batch_count", (json_int_t)a->batch_count, "lr",
-                  j->spec.request.lr, "slot", a->slot, "validation_losses", j->losses);
+                  j->spec.request.lr, "slot", a->slot, "validation_losses", losses);
     job_average_before(j, (averaging_event){.type = AVERAGING_TRAIN,
                                             .function = a->function,
                                             .epoch = a->epoch,
@@ -368,8 +187,7 @@ static void send_train(job *j, const round_action *a)
 
 static void send_validate(job *j, const round_action *a)
 {
-    if (!j->validating_since_ms)
-        j->validating_since_ms = clock_monotonic_ms();
+    job_record_validates(&j->record, clock_monotonic_ms());
     if (job_is_shared(j)) {
         gather(j, a,
                json_pack("{s:s,s:i,s:I,s:i,s:[]}", "type", "validate", "epoch", a->epoch, "version",
@@ -398,7 +216,7 @@ void job_tell_condition(job *j, conn *only, const char *name, bool status, const
 {
     const char *text = status ? "True" : "False";
     if (!only) {
-        history_condition(j->history, name, text, reason, message);
+        history_condition(j->record.history, name, text, reason, message);
         log_info("condition %s=%s reason=%s %s", name, text, reason, message);
     }
     tell(j, only,
@@ -506,12 +324,12 @@ static void post_commit(job *j, const round_epoch *r)
 {
     err e = ERR_INIT;
     task *t = task_new(j->storage_worker, TASK_COMMIT);
-    if (history_epochs(j->history) <= r->epoch && add_to_history(j, r, &e))
+    if (job_record_epoch(&j->record, r, &j->usage, clock_monotonic_ms(), &e))
         log_error("%s", e.message);
-    history_lost(j->history, round_losses(j->machine));
+    history_lost(j->record.history, round_losses(j->machine));
     if (t) {
         t->info = info_of(j, r->epoch + 1, r->parallelism, "running");
-        t->record = history_json(j->history);
+        t->record = history_json(j->record.history);
     }
     job_post(j, t);
 }
@@ -530,7 +348,7 @@ void job_post_finish(job *j)
     if (t) {
         t->info = j->final;
         t->keep_model = j->keep_model;
-        t->record = history_json(j->history);
+        t->record = history_json(j->record.history);
     }
     j->retry_due_ms = INT64_MAX;
     job_post(j, t);
@@ -539,8 +357,8 @@ void job_post_finish(job *j)
 static void finish(job *j, const round_action *a)
 {
     const char *state = round_state_name(a->state);
-    history_state(j->history, state, a->reason, a->message, "");
-    history_lost(j->history, round_losses(j->machine));
+    history_state(j->record.history, state, a->reason, a->message, "");
+    history_lost(j->record.history, round_losses(j->machine));
     if (a->superseded) {
         job_end(j, state, a->reason, a->message, a->epochs, "");
         return;
@@ -549,12 +367,13 @@ static void finish(job *j, const round_action *a)
     j->give_up_ms = clock_deadline_ms(JOB_GIVE_UP_MS);
     j->final = info_of(j, a->epochs, a->parallelism, state);
     j->keep_model = a->state != ROUND_FAILED_STATE;
-    /* What belongs to an unfinished epoch is no part of the history. */
-    history_cut(j->history, a->epochs);
-    j->told_epochs = a->epochs < j->told_epochs ? a->epochs : j->told_epochs;
-    json_t *open = a->state == ROUND_SUSPENDED ? job_open_json(j, a->epochs) : NULL;
+    job_record_cut(&j->record, a->epochs);
+    json_t *open = a->state == ROUND_SUSPENDED
+                       ? job_record_open(&j->record, a->epochs, round_version(j->machine),
+                                         round_seconds(j->machine))
+                       : NULL;
     if (open) /* else the one that it was resumed with, if there is no checkpoint after it */
-        history_open(j->history, open);
+        history_open(j->record.history, open);
     job_post_finish(j);
 }
 
@@ -628,7 +447,7 @@ void job_perform(job *j, const round_action *a, conn *only)
         job_tell_epoch(j, only, a->record.epoch);
         if (!only)
             log_epoch(j, a->record.epoch);
-        j->told_epochs = only ? j->told_epochs : a->record.epoch + 1;
+        j->record.told_epochs = only ? j->record.told_epochs : a->record.epoch + 1;
         break;
     case ROUND_ASK:
         tell(j, only,

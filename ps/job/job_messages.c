@@ -45,7 +45,7 @@ void job_attach(job *j, conn *c, const json_t *message)
                            "what the job goes on from cannot be read yet");
     if (j->begun)
         connections_send(j->host.connections, c, json_pack("{s:s}", "type", "begun"));
-    for (int epoch = after + 1; epoch < j->told_epochs; epoch++)
+    for (int epoch = after + 1; epoch < j->record.told_epochs; epoch++)
         job_tell_epoch(j, c, epoch);
     if (j->stage == JOB_OVER)
         connections_send(j->host.connections, c, json_incref(j->finished));
@@ -181,23 +181,6 @@ static round_event from(const conn *c, round_event_type type)
     return (round_event){.type = type, .function = c->function, .incarnation = c->incarnation};
 }
 
-int job_algorithms(const json_t *about, char out[DIGEST_HEX_BYTES], err *e)
-{
-    json_t *cpu, *threads, *algorithms;
-    out[0] = '\0';
-    if (json_unpack((json_t *)about, "{s:o,s:o,s:o}", "cpu", &cpu, "threads", &threads,
-                    "algorithms", &algorithms))
-        return 0;
-    json_t *same =
-        json_pack("{s:O,s:O,s:O}", "cpu", cpu, "threads", threads, "algorithms", algorithms);
-    char *text = same ? json_dumps(same, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
-    json_decref(same);
-    int status = text ? digest_of(text, strlen(text), out, e)
-                      : err_set(e, ERR_NOMEM, "no memory for the algorithms");
-    free(text);
-    return status;
-}
-
 /* Of one function; the first one's are the job's. */
 static int algorithms_of(job *j, const conn *c, const json_t *algorithms,
                          char out[DIGEST_HEX_BYTES], err *e)
@@ -208,9 +191,9 @@ static int algorithms_of(job *j, const conn *c, const json_t *algorithms,
     json_t *value;
     json_object_foreach(about, key, value)
     {
-        history_plan(j->history, key, json_incref(value));
+        history_plan(j->record.history, key, json_incref(value));
     }
-    return job_algorithms(about, out, e);
+    return job_record_algorithms(about, out, e);
 }
 
 /* For what an additional function publishes, before it has a share of an epoch: in its first round
@@ -254,7 +237,7 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
                        hex);
     if (!j->layout && !(j->layout = strdup(l.text)))
         return err_set(e, ERR_NOMEM, "no memory for the layout");
-    history_plan(j->history, "layout_digest", json_string(hex));
+    history_plan(j->record.history, "layout_digest", json_string(hex));
     round_event event = from(c, ROUND_READY);
     event.layout = hex;
     event.algorithms = sum;
@@ -275,15 +258,6 @@ static void note_begun(job *j)
     if (!j->begun)
         connections_tell(j->host.connections, json_pack("{s:s}", "type", "begun"));
     j->begun = true;
-}
-
-static void add_seconds(job *j, job_seconds s, size_t functions)
-{
-    j->seconds.fetch += s.fetch * (double)functions;
-    j->seconds.load += s.load;
-    j->seconds.convert += s.convert;
-    j->seconds.train += s.train;
-    j->seconds.publish += s.publish * (double)functions;
 }
 
 static int published_share(const json_t *share, round_event *event, err *e)
@@ -324,7 +298,7 @@ static int published_shared(job *j, conn *c, const json_t *m, err *e)
         return err_set(e, ERR_INVALID, "published: shares is no list");
     json_array_foreach(shares, i, share) if (published_share(share, &checked, e)) return -1;
     note_begun(j);
-    add_seconds(j, s, json_array_size(shares));
+    job_record_seconds(&j->record, &s, json_array_size(shares));
     json_array_foreach(shares, i, share)
     {
         published_share(share, &event, e);
@@ -366,7 +340,7 @@ static int published(job *j, conn *c, const json_t *m, err *e)
     event.sample_end = (uint64_t)stop_at;
     event.batches = (uint32_t)batches;
     note_begun(j);
-    add_seconds(j, s, 1);
+    job_record_seconds(&j->record, &s, 1);
     job_step(j, event);
     return 0;
 }

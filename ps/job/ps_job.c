@@ -56,17 +56,6 @@ static int open_averaging(job *j, err *e)
     return j->averaging ? 0 : -1;
 }
 
-static int open_history(job *j, err *e)
-{
-    const history_subject of = {.job = j->spec.id,
-                                .seed = j->spec.request.seed,
-                                .task = j->spec.task,
-                                .function = j->spec.function,
-                                .dataset = j->spec.dataset};
-    j->history = history_new(&of, e);
-    return j->history ? 0 : -1;
-}
-
 static int post_prepare(job *j, err *e)
 {
     database_task *t = database_task_new(j->host.database, DATABASE_PREPARE);
@@ -92,10 +81,8 @@ job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
     j->epoch = j->round = -1;
     j->retry_due_ms = j->revive_due_ms = j->ping_due_ms = INT64_MAX;
     j->asker = c;
-    j->shares = json_array();
     if (job_spec_parse(message, &j->spec, e) || open_machine(j, e) ||
-        open_history(j, e) || open_averaging(j, e) ||
-        post_prepare(j, e)) {
+        job_record_init(&j->record, &j->spec, e) || open_averaging(j, e) || post_prepare(j, e)) {
         job_free(j, true);
         return NULL;
     }
@@ -110,13 +97,11 @@ void job_free(job *j, bool kept)
         return;
     storage_worker_free(j->storage_worker, !kept);
     round_close(j->machine);
-    history_free(j->history);
+    job_record_free(&j->record);
     for (size_t i = 0; i < ROUND_FUNCTIONS_MAX; i++)
         json_decref(j->about[i]);
     job_usage_clear(&j->usage);
     averaging_close(j->averaging);
-    json_decref(j->shares);
-    json_decref(j->losses);
     json_decref(j->gathered);
     json_decref(j->finished);
     free(j->layout);
@@ -157,33 +142,6 @@ bool job_pings_database(const job *j)
     return j->pings;
 }
 
-/* What a killed kubeml-ps had written of later epochs is forgotten. */
-static int restore(job *j, const json_t *record, const checkpoint_info *info, err *e)
-{
-    epoch_result last = {0};
-    if (history_restore(j->history, record, info->epochs, e))
-        return -1;
-    j->told_epochs = info->epochs;
-    if (info->epochs > 0 && history_at(j->history, info->epochs - 1, &last))
-        return err_set(e, ERR_CORRUPT, "the checkpoint is of no epoch");
-    memcpy(j->ledger, last.ledger, sizeof j->ledger);
-    job_reset_epoch(j);
-    return 0;
-}
-
-static round_resume resume_of(const job *j, const checkpoint_info *info)
-{
-    epoch_result last = {0};
-    history_at(j->history, info->epochs - 1, &last);
-    return (round_resume){.epoch = info->epochs - 1,
-                          .parallelism = last.parallelism,
-                          .version = info->version,
-                          .committed = true,
-                          .validated = last.validated,
-                          .accuracy = last.accuracy,
-                          .seconds = last.seconds};
-}
-
 /* ---- outcomes of tasks ----------------------------------------------------------------------- */
 
 /* While OPENING: the machine, which says so of a job that runs, has not begun. */
@@ -201,12 +159,12 @@ static void say_store_away(job *j, const err *e)
 static void start(job *j, const round_resume *resume)
 {
     char algorithms[DIGEST_HEX_BYTES];
-    cleanup_json json_t *record = history_json(j->history);
+    cleanup_json json_t *record = history_json(j->record.history);
     round_event event = {.type = ROUND_START, .resume = resume, .algorithms = algorithms};
     event.value = (int)json_integer_value(json_object_get(record, "lost"));
     json_t *one;
     size_t i;
-    if (job_algorithms(json_object_get(record, "plan"), algorithms, NULL) != 0)
+    if (job_record_algorithms(json_object_get(record, "plan"), algorithms, NULL) != 0)
         algorithms[0] = '\0';
     json_array_foreach (json_object_get(record, "conditions"), i, one) {
         const char *type = "", *status = "";
@@ -234,9 +192,9 @@ static void end_as_recorded(job *j, const json_t *record)
                 &sha);
     size_t epochs = json_array_size(json_object_get(record, "versions"));
     err e = ERR_INIT;
-    if (history_restore(j->history, record, (int)epochs, &e))
+    if (history_restore(j->record.history, record, (int)epochs, &e))
         log_warn("%s", e.message);
-    j->told_epochs = (int)epochs;
+    j->record.told_epochs = (int)epochs;
     job_end(j, "succeeded", reason, message, (int)epochs, sha);
 }
 
@@ -280,21 +238,22 @@ static void opened(job *j, task *t)
     }
     /* It stays until there is a checkpoint after it, whatever ends the job. */
     json_t *open = json_object_get(t->record, "open");
-    history_open(j->history, json_incref(open));
+    history_open(j->record.history, json_incref(open));
     if (!t->resumed) {
-        history_lost(j->history, (int)json_integer_value(json_object_get(t->record, "lost")));
+        history_lost(j->record.history,
+                     (int)json_integer_value(json_object_get(t->record, "lost")));
         run(j, NULL);
         return;
     }
     err e = ERR_INIT;
-    if (restore(j, t->record, &t->info, &e)) {
+    if (job_record_restore(&j->record, t->record, &t->info, &e)) {
         open_failed(j, &e);
         return;
     }
     round_resume resume = {0};
     if (!t->open)
-        resume = resume_of(j, &t->info);
-    else if (job_open_read(j, open, &resume, &e)) {
+        resume = job_record_resume(&j->record, &t->info);
+    else if (job_record_resume_open(&j->record, open, &resume, &e)) {
         open_failed(j, &e);
         return;
     }
@@ -355,8 +314,7 @@ static void merged(job *j, const task *t)
         event.function = t->bad_function;
         event.message = t->e.message;
     } else if (round_version(j->machine) == t->merge.base_version) {
-        j->seconds.merge += t->work.seconds;
-        job_note_merge(j, &t->merge, t->rows);
+        job_record_merge(&j->record, &t->merge, t->rows, t->work.seconds);
     }
     job_step(j, event);
 }
@@ -390,18 +348,8 @@ static void committed(job *j, const task *t)
     }
     log_info("checkpoint of epoch %d: version=%lld sha256=%s seconds=%.3f", epoch + 1,
              (long long)t->info.version, t->info.sha256, t->work.seconds);
-    history_checkpoint_seconds(j->history, epoch, t->work.seconds);
-    history_open(j->history, NULL);
-    job_reset_epoch(j);
+    job_record_committed(&j->record, epoch, t->work.seconds);
     job_step(j, (round_event){.type = ROUND_COMMITTED, .epoch = epoch});
-}
-
-/* No merge so far counts. */
-static void begin_again(job *j)
-{
-    history_cut(j->history, 0);
-    j->ledger[0] = '\0';
-    job_reset_epoch(j);
 }
 
 static void restore_model(job *j, const task *t)
@@ -413,17 +361,17 @@ static void restore_model(job *j, const task *t)
     }
     if (!t->resumed) {
         j->initial_done = t->version >= 0;
-        if (t->version < 0 && j->told_epochs == 0)
-            begin_again(j);
+        if (t->version < 0 && j->record.told_epochs == 0)
+            job_record_begin_again(&j->record);
         job_step(j, (round_event){.type = ROUND_LOADED, .version = t->version});
         return;
     }
-    json_t *record = history_json(j->history);
+    json_t *record = history_json(j->record.history);
     err e = ERR_INIT;
-    if (restore(j, record, &t->info, &e))
+    if (job_record_restore(&j->record, record, &t->info, &e))
         log_error("%s", e.message);
     json_decref(record);
-    const round_resume resume = resume_of(j, &t->info);
+    const round_resume resume = job_record_resume(&j->record, &t->info);
     job_step(j, (round_event){.type = ROUND_LOADED, .version = t->version, .resume = &resume});
 }
 
@@ -463,29 +411,15 @@ void job_task_done(job *j, task *t)
     log_context(j->spec.id, j->epoch, j->round);
     if (j->stage != JOB_OVER) {
         switch (t->kind) {
-        case TASK_OPEN:
-            opened(j, t);
-            break;
-        case TASK_CREATE:
-            created(j, t);
-            break;
-        case TASK_LOAD:
-            loaded(j, t);
-            break;
-        case TASK_INITIAL:
-            initial_merged(j, t);
-            break;
-        case TASK_MERGE:
-            merged(j, t);
-            break;
+        case TASK_OPEN: opened(j, t); break;
+        case TASK_CREATE: created(j, t); break;
+        case TASK_LOAD: loaded(j, t); break;
+        case TASK_INITIAL: initial_merged(j, t); break;
+        case TASK_MERGE: merged(j, t); break;
         case TASK_ROOM: looked_for_room(j, t); break;
-        case TASK_COMMIT:
-            committed(j, t);
-            break;
+        case TASK_COMMIT: committed(j, t); break;
         case TASK_RESTORE: restore_model(j, t); break;
-        case TASK_FINISH:
-            finished(j, t);
-            break;
+        case TASK_FINISH: finished(j, t); break;
         }
     }
     task_free(t);

@@ -4,13 +4,12 @@
 #define KUBEML_PS_JOB_INTERNAL_H
 
 #include "averaging.h"
-#include "common/base/digest.h"
 #include "common/modelstore/layout.h"
 #include "common/round/round.h"
 #include "ps_job.h"
+#include "job_record.h"
 #include "job_spec.h"
 #include "job_usage.h"
-#include "ps/storage/history.h"
 
 enum {
     JOB_RETRY_MS = 1000, /* of OPEN and FINISH: between two tries, and all of them */
@@ -32,17 +31,12 @@ typedef enum job_stage {
     JOB_REFUSED
 } job_stage;
 
-/* Where an epoch's seconds went; the functions' are sums over them. */
-typedef struct job_seconds {
-    double fetch, load, convert, train, publish, merge, validate;
-} job_seconds;
-
 struct job {
     job_host host;
     job_spec spec;
     job_stage stage;
     round_machine *machine;
-    history *history;
+    job_record record;
     storage_worker *storage_worker;
     modelstore_access owner, member;
     conn *asker;   /* waits for `accepted`; NULL when it went */
@@ -67,18 +61,8 @@ struct job {
     bool store_away;                  /* said, while OPENING */
     /* the epoch */
     int epoch, round; /* for the log */
-    char ledger[DIGEST_HEX_BYTES];
-    json_t *shares;
-    /* what each function has in the merges so far; batches 0: nothing */
-    round_row open[ROUND_FUNCTIONS_MAX];
-    int open_parallelism;
-    int told_epochs; /* of the history's: the last one may still wait for its checkpoint */
-    bool needs_losses; /* the functions' schedule goes by validation losses: */
-    json_t *losses;    /* of the epochs before `losses_epoch` */
-    int losses_epoch;
-    job_seconds seconds;
+    bool needs_losses; /* the functions' schedule goes by validation losses */
     job_usage usage;
-    int64_t validating_since_ms;
     /* the end */
     char *stop; /* why, while OPENING */
     bool stop_suspends;
@@ -92,9 +76,6 @@ static inline bool job_is_shared(const job *j) /* one process runs all of its fu
     return j->spec.request.process == PROCESS_SHARED;
 }
 
-/* The digest of what functions compute with, from an object with "cpu", "threads" and "algorithms":
- * same text, same bits. Other members are not looked at; without one of the three, "". */
-int job_algorithms(const json_t *about, char out[DIGEST_HEX_BYTES], err *e);
 /* Takes `event` (its time is filled in) and carries out what follows. */
 void job_step(job *j, round_event event);
 /* The same of the averaging machine, and what the round machine has to hear of that. */
@@ -117,13 +98,6 @@ void job_post_merge(job *j, const round_merge *merge, int one);
 void job_post_initial(job *j, int incarnation);
 void job_post_finish(job *j);
 void job_send_init(job *j);
-/* Who put what into the merge that has just been committed. */
-void job_note_merge(job *j, const round_merge *merge, const round_row *rows);
-/* The open epoch's merges, for the history of a suspended job; NULL: none. And back, with the
- * ledger and shares; the rows of `out` are the caller's to free. ERR_CORRUPT. */
-json_t *job_open_json(const job *j, int epoch);
-int job_open_read(job *j, const json_t *open, round_resume *out, err *e);
-void job_reset_epoch(job *j);
 void job_tell_condition(job *j, conn *only, const char *name, bool status, const char *reason,
                         const char *message);
 void job_tell_epoch(job *j, conn *c, int epoch); /* to `c`, or NULL: to all */
