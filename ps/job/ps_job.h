@@ -43,7 +43,6 @@ const char *job_shm_dir(const job *j);
 bool job_secret_is(const job *j, const char *token);
 
 /* Messages after a believed hello. */
-void job_attach(job *j, conn *c, const json_t *message);
 void job_from_controller(job *j, conn *c, const json_t *message);
 void job_hello(job *j, conn *c, const json_t *message);
 void job_from_function(job *j, conn *c, const json_t *message);

@@ -1,10 +1,9 @@
 /* ps_job_internal.h: what ps_job.c (a job's life), job_actions.c (what the machine wants done) and
- * job_messages.c (what others say) share. */
+ * job_receive.c (what others say) share. */
 #ifndef KUBEML_PS_JOB_INTERNAL_H
 #define KUBEML_PS_JOB_INTERNAL_H
 
 #include "averaging.h"
-#include "common/modelstore/layout.h"
 #include "common/round/round.h"
 #include "ps_job.h"
 #include "job_record.h"
