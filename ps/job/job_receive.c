@@ -6,48 +6,23 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/net/tokens.h"
 #include "frame_in.h"
+#include "frame_out.h"
 #include "ps_job_internal.h"
 
-bool job_secret_is(const job *j, const char *token)
-{
-    return tokens_same(token, j->spec.secret);
-}
-
 /* ---- controllers ----------------------------------------------------------------------------- */
-
-/* What is so now, and the epochs that it has not heard of. */
-static void tell_all(job *j, conn *c, int after_epoch)
-{
-    connections_send(j->host.connections, c, job_access_message(j));
-    const round_action *actions;
-    size_t count = round_tell(j->machine, &actions);
-    for (size_t i = 0; i < count; i++)
-        job_perform(j, &actions[i], c);
-    job_tell_averaging(j, c);
-    if (j->store_away)
-        job_tell_condition(j, c, "StoreUnavailable", true, "StoreDown",
-                           "what the job goes on from cannot be read yet");
-    if (j->begun)
-        connections_send(j->host.connections, c, json_pack("{s:s}", "type", "begun"));
-    for (int epoch = after_epoch + 1; epoch < j->record.told_epochs; epoch++)
-        job_tell_epoch(j, c, epoch);
-    if (j->stage == JOB_OVER)
-        connections_send(j->host.connections, c, json_incref(j->finished));
-}
 
 static void attach(job *j, conn *c, const frame_in *in)
 {
     if (strcmp(in->job, j->spec.id) != 0) {
-        job_reply_refused(j, c, ERR_NOT_FOUND, "another job runs here");
+        job_refuse(j, c, ERR_NOT_FOUND, "another job runs here");
         return;
     }
     c->attached = true;
     if (j->stage == JOB_PREPARING)
         j->asker = c; /* the one that asked first went away */
     else
-        tell_all(j, c, in->after_epoch);
+        job_tell_state(j, c, in->after_epoch);
 }
 
 /* The end of a function that was sent home is none. */
@@ -92,7 +67,7 @@ void job_from_controller(job *j, conn *c, const json_t *message)
     err e = ERR_INIT;
     if (frame_in_controller(message, &in, &e)) {
         if (in.kind == FRAME_ATTACH) /* it waits for an answer */
-            job_reply_refused(j, c, e.code, e.message);
+            job_refuse(j, c, e.code, e.message);
         else
             log_warn("%s", e.message);
         return;
@@ -126,7 +101,7 @@ void job_hello(job *j, conn *c, const json_t *message)
     err e = ERR_INIT;
     if (read_hello(j, message, &in, &e)) {
         log_warn("refused a function: %s", e.message);
-        job_reply_refused(j, c, e.code, e.message);
+        job_refuse(j, c, e.code, e.message);
         return;
     }
     c->function = in.event.function;
@@ -155,22 +130,6 @@ static int algorithms_of(job *j, const conn *c, json_t *algorithms, char out[DIG
     return job_record_algorithms(about, out, e);
 }
 
-/* For what an additional function publishes, before it has a share of an epoch: in its first round
- * a full model store would end the job, whoever of its functions finds it full. */
-static int look_for_room(job *j, const round_event *ready, int slot, err *e)
-{
-    task *t = task_new(j->storage_worker, TASK_ROOM);
-    if (!t)
-        return err_set(e, ERR_NOMEM, "no memory for a task");
-    t->function = ready->function;
-    t->incarnation = ready->incarnation;
-    t->slot = slot;
-    snprintf(t->layout_digest, sizeof t->layout_digest, "%s", ready->layout);
-    snprintf(t->algorithms, sizeof t->algorithms, "%s", ready->algorithms);
-    job_post(j, t);
-    return 0;
-}
-
 static int ready(job *j, conn *c, frame_in *in, err *e)
 {
     char algorithms[DIGEST_HEX_BYTES];
@@ -178,16 +137,19 @@ static int ready(job *j, conn *c, frame_in *in, err *e)
     if (algorithms_of(j, c, in->algorithms, algorithms, e))
         return -1;
     event.algorithms = algorithms;
-    if (!j->layout) {
-        j->layout = in->layout;
+    if (!j->effects.layout) {
+        j->effects.layout = in->layout;
         in->layout = NULL;
     }
     history_plan(j->record.history, "layout_digest", json_string(in->layout_digest));
     j->needs_losses |= in->needs_losses;
-    job_average_before(j, in->averaging);
+    job_average_in_step(j, in->averaging);
+    /* An additional function: there has to be room for what it publishes before it has a share of
+     * an epoch. In its first round a full model store would end the job, whoever of its functions
+     * finds it full. */
     int slot = in->averaging.offer.handle ? -1 : round_waits_for(j->machine, c->function);
     if (slot >= 0)
-        return look_for_room(j, &event, slot, e);
+        return effects_room(&j->effects, &event, slot, e);
     job_step(j, event);
     return 0;
 }
@@ -202,7 +164,7 @@ static void step_all(job *j, const frame_in *in)
 static void note_begun(job *j)
 {
     if (!j->begun)
-        connections_tell(j->host.connections, json_pack("{s:s}", "type", "begun"));
+        connections_tell(j->host.connections, frame_out_plain("begun"));
     j->begun = true;
 }
 
@@ -211,7 +173,7 @@ static int published(job *j, conn *c, frame_in *in, err *e)
     (void)c;
     (void)e;
     if (!job_is_shared(j))
-        job_average_before(j, in->averaging);
+        job_average_in_step(j, in->averaging);
     note_begun(j);
     job_record_seconds(&j->record, &in->seconds, in->count);
     step_all(j, in);
@@ -236,11 +198,11 @@ static int take(job *j, conn *c, frame_in *in, err *e)
     case FRAME_PUBLISHED: return published(j, c, in, e);
     case FRAME_HEARTBEAT: return heartbeat(j, c, in, e);
     case FRAME_INITIALISED:
-        if (c->function == 0 && c->incarnation == j->init_incarnation && !j->initial_done)
-            job_post_initial(j, c->incarnation);
+        if (c->function == 0)
+            effects_initialised(&j->effects, c->incarnation);
         return 0;
     case FRAME_AVERAGING:
-        in->averaging.redis_down = j->redis_down;
+        in->averaging.redis_down = j->database.down;
         job_average(j, in->averaging);
         return 0;
     case FRAME_FAILED:

@@ -142,7 +142,8 @@ TEST(ready)
 }
 
 #define SECONDS "\"seconds\":{\"fetch\":1,\"load\":2,\"convert\":3,\"train\":4,\"publish\":5}"
-#define COUNTS  "\"samples\":10,\"sample_begin\":20,\"sample_end\":30,\"loss_sum\":1.5,\"batches\":4"
+#define COUNTS                                                                                     \
+    "\"samples\":10,\"sample_begin\":20,\"sample_end\":30,\"loss_sum\":1.5,\"batches\":4"
 
 TEST(published)
 {
