@@ -363,7 +363,7 @@ static void not_averaged(averaging *a, const averaging_event *event)
     /* What cannot be here, or goes wrong again and again, is not tried for ever: something is
      * trained twice each time. */
     if (averaging_never(event->code) ||
-        (!event->redis_down && ++a->failures >= AVERAGING_FAILURES_MAX)) {
+        (!event->store_down && ++a->failures >= AVERAGING_FAILURES_MAX)) {
         averaging_choose(a, REDUCE_HOST, event->message);
         about = -1;
     }

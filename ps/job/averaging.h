@@ -72,18 +72,18 @@ typedef enum averaging_event_type {
     /* function, incarnation, epoch, round; sum, step: the fingerprint of what it keeps on the GPU.
      * sum NULL: what it trained lies in the model store */
     AVERAGING_PUBLISHED,
-    AVERAGING_MERGE, /* merge: answered by MERGE, or later, or by FAILED at SETTLE */
+    AVERAGING_MERGE, /* merge: answered by POST, now or later, or by FAILED at SETTLE */
     /* Functions' answers, each with function and incarnation, and with code and message where there
      * is nothing else to report. */
     AVERAGING_LEADS,      /* handle: of the memory for the mean */
-    AVERAGING_AVERAGED,   /* ask; sum, step, checksum; or about, unpublished; redis_down */
+    AVERAGING_AVERAGED,   /* ask; sum, step, checksum; or about, unpublished; store_down */
     AVERAGING_IDENTIFIED, /* set, id */
     AVERAGING_CONNECTED,  /* set */
     /* The model store was put back: what lies on a GPU is no reference of it. */
     AVERAGING_PUT_BACK,
-    AVERAGING_TICK, /* redis_down: that time has come */
-    /* The round machine's step, or an event of the others above, is over: gives up what a lost
-     * process had in hand, and reports what has failed. */
+    AVERAGING_TICK, /* store_down: that time has come */
+    /* The step of the round machine is over, or an event from outside of one: what a lost process
+     * had in hand is given up, and what has failed is reported. */
     AVERAGING_SETTLE,
 } averaging_event_type;
 
@@ -99,7 +99,7 @@ typedef struct averaging_event {
     int ask, set;
     int about;        /* the function whose model is the trouble; -1: unknown */
     bool unpublished; /* there was a mean, which could not be published */
-    bool redis_down;  /* what fails now may be Redis's doing: it is no failure of the GPU's */
+    bool store_down;  /* what fails now may be the model store's doing, and is not counted */
     err_code code;    /* ERR_NONE: it was done */
     const char *message;
 } averaging_event;
@@ -112,8 +112,8 @@ typedef enum averaging_action_type {
     AVERAGING_FAILED,  /* tell the round machine `failure` */
     AVERAGING_PATH,    /* tell controllers, and the log: path, text */
     AVERAGING_INEXACT, /* the condition Exact is False from now on: reason, text */
-    AVERAGING_INFO,
-    AVERAGING_WARN, /* text for the log */
+    AVERAGING_INFO,    /* text, for the log */
+    AVERAGING_WARN,    /* the same */
 } averaging_action_type;
 
 /* Texts, frames and merges are the machine's, or the event's, until the next step. */

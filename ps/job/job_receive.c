@@ -202,7 +202,7 @@ static int take(job *j, conn *c, frame_in *in, err *e)
             effects_initialised(&j->effects, c->incarnation);
         return 0;
     case FRAME_AVERAGING:
-        in->averaging.redis_down = j->database.down;
+        in->averaging.store_down = j->database.down;
         job_average(j, in->averaging);
         return 0;
     case FRAME_FAILED:

@@ -535,7 +535,7 @@ void job_tick(job *j, int64_t now)
     if (j->stage == JOB_RUNNING && now >= round_deadline(j->machine))
         job_step(j, (round_event){.type = ROUND_TICK});
     if (j->stage == JOB_RUNNING && now >= averaging_deadline(j->averaging))
-        job_average(j, (averaging_event){.type = AVERAGING_TICK, .redis_down = j->database.down});
+        job_average(j, (averaging_event){.type = AVERAGING_TICK, .store_down = j->database.down});
     if (now >= j->retry_due_ms && j->stage == JOB_OPENING)
         post_open(j);
     else if (now >= j->retry_due_ms)

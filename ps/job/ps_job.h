@@ -1,13 +1,15 @@
-/* ps_job.h: a running job: the round machine (round.h) with hands and ears.
+/* ps_job.h: the job of a kubeml-ps, from the controller's `job` message to its end.
  *
- * Frames, results of the workers and the clock become events; actions become frames and tasks. All
- * of it on the owner thread, and nothing here blocks. What it is doing:
+ * Frames, results of the workers and the clock become events of the round machine (round.h); its
+ * actions become frames and tasks. ps_job_internal.h says which file does what. All of it is the
+ * owner thread's, and nothing here blocks. The stages of a job:
  *
  *   PREPARING  the database makes the functions' user; the controller waits for `accepted`
  *   OPENING    a resumed job: the keeper brings the checkpoint back
- *   RUNNING    the machine decides
+ *   RUNNING    the round machine decides
  *   FINISHING  the final model and the history are written
- *   OVER       `finished` was told; it is repeated to whoever attaches */
+ *   OVER       `finished` was told; it is repeated to whoever attaches
+ *   REFUSED    it never began */
 #ifndef KUBEML_PS_JOB_H
 #define KUBEML_PS_JOB_H
 
@@ -51,7 +53,7 @@ void job_closed(job *j, conn *c, const err *why);
 void job_task_done(job *j, task *t);              /* frees it */
 void job_database_done(job *j, database_task *t); /* frees it */
 void job_database_died(job *j, const char *message);
-bool job_database_busy(const job *j); /* a task is out: leave the database alone */
+bool job_database_busy(const job *j);  /* a task is out: leave the database alone */
 bool job_pings_database(const job *j); /* it only asks Redis, which may not answer */
 
 int64_t job_deadline(const job *j);

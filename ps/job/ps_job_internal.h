@@ -1,11 +1,10 @@
-/* ps_job_internal.h: what the files of a job share. One epoch goes round through them:
+/* ps_job_internal.h: what the files of a job share. An epoch goes round through them:
  *
- *   job_receive.c   a frame has come: frame_in.h says what it means, ──┐
- *   ps_job.c        a task or a time is over: effects.h says so, ──────┤
- *                                                                     ▼
- *   job_step.c      the step: the round machine decides (round.h, for GPUs averaging.h), and each
- *                   of its actions is carried out: as a frame (frame_out.h) or as a task
- * (effects.h)
+ *   job_receive.c  a frame has come; frame_in.h says what it means    ──┐
+ *   ps_job.c       a task or a time is over; effects.h says what of it ─┤
+ *                                                                       ▼
+ *   job_step.c     the step: the round machine (round.h, for GPUs averaging.h) decides, and each
+ *                  action is carried out: as a frame (frame_out.h) or as a task (effects.h)
  *
  * ps_job.c has a job's life besides: its stages, its begin and its end. What a job has done is kept
  * by job_record.h, what its functions use by job_usage.h, its database by database_watch.h. */

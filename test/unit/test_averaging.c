@@ -326,11 +326,11 @@ TEST(what_fails_again_and_again_is_the_hosts)
     scene s;
     lead(&s);
     for (int time = 1; time <= 2 * AVERAGING_FAILURES_MAX; time++) {
-        bool redis_down = time <= AVERAGING_FAILURES_MAX; /* which is no failure of the GPU's */
+        bool store_down = time <= AVERAGING_FAILURES_MAX; /* which is no failure of the GPU's */
         train_round(&s, time);
         CHECK_STR(merges(&s, time, firsts), "average to 0");
         s.now_ms = averaging_deadline(s.machine);
-        CHECK_STR(after(&s, (averaging_event){.type = AVERAGING_TICK, .redis_down = redis_down}),
+        CHECK_STR(after(&s, (averaging_event){.type = AVERAGING_TICK, .store_down = store_down}),
                   time < 2 * AVERAGING_FAILURES_MAX
                       ? "warn; failed -1 not-found: the leader does not answer"
                       : "warn; path host; failed -1 not-found: the leader does not answer");
@@ -489,7 +489,7 @@ TEST(a_mean_that_could_not_be_published_is_no_ranks_trouble)
                        (averaging_event){.code = ERR_UNAVAILABLE,
                                          .about = -1,
                                          .unpublished = true,
-                                         .redis_down = true,
+                                         .store_down = true,
                                          .message = "Redis is gone"}),
               "warn; failed -1 not-found: Redis is gone");
     close_scene(&s);
