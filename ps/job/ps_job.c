@@ -213,8 +213,7 @@ static void finished(job *j, const task *t)
     end(j, state, reason, message, j->final.epochs, t->info.sha256);
 }
 
-/* ---- OPENING, and what a resumed job goes on from ----------------------------------------------
- */
+/* ---- OPENING: what a resumed job goes on from ------------------------------------------------ */
 
 static void post_open(job *j)
 {
