@@ -1,7 +1,7 @@
 /* frame_out.h: what a job says to controllers and functions, as frames. Pure.
  *
- * docs/internals/protocol.md has the messages. Each gives a new reference; NULL: memory was gone.
- */
+ * docs/internals/protocol.md has the messages. Each function gives a new reference; NULL: memory was
+ * gone. */
 #ifndef KUBEML_PS_FRAME_OUT_H
 #define KUBEML_PS_FRAME_OUT_H
 

@@ -75,9 +75,8 @@ json_t *job_record_open(const job_record *r, int epoch, int64_t version, double 
 int job_record_restore(job_record *r, const json_t *record, const checkpoint_info *info, err *e);
 /* Where the round machine goes on: after that checkpoint, */
 round_resume job_record_resume(const job_record *r, const checkpoint_info *info);
-/* or within the epoch that `open` tells of; the rows of `out` are the caller's to free.
- * ERR_CORRUPT.
- */
+/* or within the epoch that `open` tells of. The rows of `out` are the caller's to free.
+ * ERR_CORRUPT. */
 int job_record_resume_open(job_record *r, const json_t *open, round_resume *out, err *e);
 
 /* The digest of what functions compute with, from an object with "cpu", "threads" and "algorithms":
