@@ -409,7 +409,7 @@ static void averaged(averaging *a, const averaging_event *event)
 
 /* ---- what ends ------------------------------------------------------------------------------- */
 
-static void restore_model(averaging *a)
+static void restored(averaging *a)
 {
     a->version = -1;
     a->out = a->averaged = false; /* the round machine has the round trained again by itself */
@@ -474,7 +474,7 @@ static void take(averaging *a, const averaging_event *event)
     case AVERAGING_AVERAGED: averaged(a, event); break;
     case AVERAGING_IDENTIFIED: ranks_identified(a, event); break;
     case AVERAGING_CONNECTED: ranks_connected(a, event); break;
-    case AVERAGING_PUT_BACK: restore_model(a); break;
+    case AVERAGING_RESTORE: restored(a); break;
     case AVERAGING_TICK: tick(a, event); break;
     case AVERAGING_SETTLE: settle(a); break;
     }

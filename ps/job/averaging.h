@@ -80,7 +80,7 @@ typedef enum averaging_event_type {
     AVERAGING_IDENTIFIED, /* set, id */
     AVERAGING_CONNECTED,  /* set */
     /* The model store was put back: what lies on a GPU is no reference of it. */
-    AVERAGING_PUT_BACK,
+    AVERAGING_RESTORE,
     AVERAGING_TICK, /* store_down: that time has come */
     /* The step of the round machine is over, or an event from outside of one: what a lost process
      * had in hand is given up, and what has failed is reported. */

@@ -166,7 +166,7 @@ void effects_forget_init(effects *f)
     f->init_incarnation = -1;
 }
 
-void effects_put_back(effects *f, bool last)
+void effects_restore(effects *f, bool last)
 {
     task *t = task_new(f->storage_worker, TASK_RESTORE);
     if (t)

@@ -50,7 +50,7 @@ void effects_merge(effects *f, const round_merge *merge, int mean_of);
 int effects_room(effects *f, const round_event *ready, int slot, err *e);
 /* `record` (stolen): the history. */
 void effects_commit(effects *f, const checkpoint_info *info, json_t *record);
-void effects_put_back(effects *f, bool last);
+void effects_restore(effects *f, bool last);
 void effects_finish(effects *f, const checkpoint_info *info, bool keep_model, json_t *record);
 /* The model store is empty and is put back: nobody is making version 0 any more. */
 void effects_forget_init(effects *f);

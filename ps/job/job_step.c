@@ -194,11 +194,11 @@ static void commit(job *j, const round_epoch *r)
     effects_commit(&j->effects, &info, history_json(j->record.history));
 }
 
-static void restore_model(job *j, bool last)
+static void restore(job *j, bool last)
 {
-    job_average_in_step(j, (averaging_event){.type = AVERAGING_PUT_BACK});
+    job_average_in_step(j, (averaging_event){.type = AVERAGING_RESTORE});
     effects_forget_init(&j->effects); /* what is on its way of an earlier INIT went with Redis */
-    effects_put_back(&j->effects, last);
+    effects_restore(&j->effects, last);
 }
 
 /* ---- an action ------------------------------------------------------------------------------- */
@@ -245,7 +245,7 @@ static void perform(job *j, const round_action *a, conn *only)
         job_average_in_step(j, (averaging_event){.type = AVERAGING_MERGE, .merge = &a->merge});
         break;
     case ROUND_COMMIT: commit(j, &a->record); break;
-    case ROUND_RESTORE: restore_model(j, a->last); break;
+    case ROUND_RESTORE: restore(j, a->last); break;
     case ROUND_FINISHED: job_finish(j, a); break;
     }
 }

@@ -388,7 +388,7 @@ static void say_redis_back(job *j)
     if (j->stage == JOB_RUNNING)
         job_step(j, (round_event){.type = ROUND_REDIS_BACK, .empty = true});
     else if (j->stage == JOB_FINISHING)
-        effects_put_back(&j->effects, false);
+        effects_restore(&j->effects, false);
 }
 
 static void outcome(job *j, const task *t)

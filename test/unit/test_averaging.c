@@ -355,7 +355,7 @@ TEST(a_model_store_that_was_put_back_has_no_mean)
     lead(&s);
     train_round(&s, 0);
     CHECK_STR(merges(&s, 0, firsts), "average to 0");
-    CHECK_STR(after(&s, (averaging_event){.type = AVERAGING_PUT_BACK}), "");
+    CHECK_STR(after(&s, (averaging_event){.type = AVERAGING_RESTORE}), "");
     CHECK(averaging_deadline(s.machine) == INT64_MAX);
     CHECK_STR(averages(&s, 0, (averaging_event){.step = 3}), "");
     const round_action train = {.type = ROUND_TRAIN, .version = 1};
