@@ -13,8 +13,7 @@
 
 enum {
     FORWARD_CONNECT_MS = 2000,
-    FORWARD_ANSWER_MS = 260000, /* until a response is whole that is no stream: /infer takes 240
-                                 * s */
+    FORWARD_ANSWER_MS = 260000, /* until a response is whole, but for streams: /infer takes 240 s */
     FORWARD_WATCH_MS = 250,     /* how soon a lost leader or a client that left is noticed */
     FORWARD_LOOK_MS = 1000,
     FORWARD_WAITING_MAX = 8, /* requests that wait for the leader; more get 503 */
