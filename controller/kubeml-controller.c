@@ -60,7 +60,7 @@ typedef struct program {
     bool announced; /* the files in run/ are this process's */
 } program;
 
-/* ---- where things are ------------------------------------------------------------------------ */
+/* ---- paths and files ------------------------------------------------------------------------- */
 
 static int find_programs(controller_config *c, err *e)
 {

@@ -104,7 +104,7 @@ static void hop_free(void *hop_)
     free(h);
 }
 
-/* ---- what comes back ------------------------------------------------------------------------- */
+/* ---- the response ---------------------------------------------------------------------------- */
 
 static size_t take_header(char *bytes, size_t size, size_t count, void *context)
 {
@@ -230,7 +230,7 @@ static void answer_stream(hop *h, http_request *r)
     pthread_attr_destroy(&attr);
 }
 
-/* ---- what goes out --------------------------------------------------------------------------- */
+/* ---- the request ----------------------------------------------------------------------------- */
 
 static bool add_header(hop *h, const char *fmt, const char *value)
 {
@@ -313,7 +313,7 @@ json_t *forward_look(controller *c, const char *path)
     return out;
 }
 
-/* ---- the request ----------------------------------------------------------------------------- */
+/* ---- forwarding ------------------------------------------------------------------------------ */
 
 static void answer_lost(const hop *h, http_request *r, CURLcode result)
 {

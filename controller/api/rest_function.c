@@ -47,9 +47,11 @@ void rest_zoo(http_request *r, void *context)
         http_response_json(r, 200, list);
 }
 
-/* ---- uploads: {"model": NAME, "stem"?}, {"code": [{"name", "text"}]}, or files in multipart fields "code" ---- */
+/* ---- uploads --------------------------------------------------------------------------------- */
 
-/* The contents of all files, one after the other, with a NUL after each. */
+/* An upload: JSON, {"model": NAME, "stem"?} or {"code": [{"name", "text"}]}, or files in multipart
+ * fields "code". `text` has the contents of all files, one after the other, with a NUL after
+ * each. */
 typedef struct code {
     buf text;
     size_t starts[BUILDER_FILES_MAX];

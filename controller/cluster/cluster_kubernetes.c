@@ -16,7 +16,7 @@
 #include "controller/kube/kube_trainjob.h"
 #include "companion_objects.h"
 
-/* ---- the list; all of it with the lock held -------------------------------------------------- */
+/* ---- the list; with the lock held ------------------------------------------------------------ */
 
 static entry *find(const kube *k, const char *name)
 {
@@ -197,7 +197,7 @@ void kube_set_words(pod *p, const char *reason, const char *message)
     snprintf(p->message, sizeof p->message, "%s", message);
 }
 
-/* ---- what the watch tells -------------------------------------------------------------------- */
+/* ---- what the watch reports ------------------------------------------------------------------ */
 
 void kube_is_gone(kube *k, entry *p, const pod *last)
 {

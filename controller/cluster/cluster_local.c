@@ -62,7 +62,7 @@ typedef struct local {
     long oom_kills; /* of our control group, as last read */
 } local;
 
-/* ---- what the kernel says -------------------------------------------------------------------- */
+/* ---- what the kernel reports ----------------------------------------------------------------- */
 
 /* A process's start time; 0 where there is no such process, or only a zombie. */
 static unsigned long long start_time(pid_t pid)
@@ -580,7 +580,7 @@ static int local_next_event(cluster *c, pod *out, err *e)
     return 0;
 }
 
-/* ---- looking --------------------------------------------------------------------------------- */
+/* ---- what there is --------------------------------------------------------------------------- */
 
 static int local_list(cluster *c, pod *out, size_t max, size_t *count, err *e)
 {

@@ -10,7 +10,7 @@
 
 #define COLLECTION "refusals"
 
-/* ---- keeping --------------------------------------------------------------------------------- */
+/* ---- the record ------------------------------------------------------------------------------ */
 
 /* The first diagnostics, as many as there is room for; *omitted counts the others. */
 static json_t *first_of(const json_t *diagnostics, int *omitted)
@@ -104,7 +104,7 @@ int build_failure_get(store *s, const char *name, json_t **out, err *e)
     return store_get(s, COLLECTION, name, out, NULL, e);
 }
 
-/* ---- telling --------------------------------------------------------------------------------- */
+/* ---- what the API shows ---------------------------------------------------------------------- */
 
 static const char *words_of(const json_t *build_failure)
 {

@@ -68,7 +68,7 @@ int code_blob_note(store *s, const char *name, int64_t wall_ms, err *e)
     return -1;
 }
 
-/* ---- what nobody names ----------------------------------------------------------------------- */
+/* ---- blobs that no record names -------------------------------------------------------------- */
 
 typedef struct look {
     json_t *noted; /* names; true: the note is old, and no record seen so far names the blob */

@@ -23,7 +23,7 @@
 #include "controller/ha/store_watch.h"
 #include "job_manager_internal.h"
 
-/* ---- sides ----------------------------------------------------------------------------------- */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
 /* The link to a job's context, or the link at which it would be. */
 static job_context **link_of(job_manager *o, const char *id)
@@ -185,7 +185,7 @@ json_t *job_context_note(const json_t *data, const json_t *asked)
                         number_of(data, "chunk_samples"), what);
 }
 
-/* ---- what its pods may read and write -------------------------------------------------------- */
+/* ---- its pods' access to the store ----------------------------------------------------------- */
 
 static int make_locators(store *st, job_context *s, err *e)
 {

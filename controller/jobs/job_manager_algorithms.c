@@ -23,7 +23,7 @@
 
 enum { TRIES = 3 };
 
-/* ---- who measures ---------------------------------------------------------------------------- */
+/* ---- which functions measure ----------------------------------------------------------------- */
 
 /* A hash of what decides on a function's shapes, and on the room for the libraries' workspaces, as
  * far as the controller knows it. */
@@ -54,7 +54,7 @@ void algorithms_note(job_manager *o, const job_context *s, const job *j)
         o->measured[o->measured_count++ % MEASURED_MAX] = sort_of(s, j);
 }
 
-/* ---- what is known --------------------------------------------------------------------------- */
+/* ---- the record ------------------------------------------------------------------------------ */
 
 /* Reads the store's record into o->algorithms; *version is STORE_NEW where there is none. */
 static int load(job_manager *o, uint64_t *version, err *e)

@@ -47,7 +47,7 @@ int job_query_record(job_manager *o, const char *id, json_t **out, err *e)
     return why.code == ERR_NOT_FOUND ? unknown(id, e) : -1;
 }
 
-/* ---- jobs that have ended, but whose pods have not ------------------------------------------- */
+/* ---- ended jobs whose pods still run --------------------------------------------------------- */
 
 /* Or that are being stopped, for which kubeml-ps has a bounded time. Suspending has no bound. */
 static void run_draining(job_manager *o, void *arg)

@@ -25,7 +25,7 @@ enum {
     PUSH_MS = 25,           /* until a client that had no room is tried again */
 };
 
-/* ---- what a follower is told ----------------------------------------------------------------- */
+/* ---- what a follower receives ---------------------------------------------------------------- */
 
 /* Appends an event to `pending`. */
 static void say(follower *f, const char *name, const json_t *data)

@@ -63,7 +63,7 @@ struct log_reader {
     bool stopping;
 };
 
-/* ---- what is held ---------------------------------------------------------------------------- */
+/* ---- bytes held for clients ------------------------------------------------------------------ */
 
 static size_t room_of(log_reader *r)
 {
@@ -107,7 +107,7 @@ void log_reader_give_back(job_manager *o, char *text, size_t len)
     let_go(o->reader, len);
 }
 
-/* ---- looking at a job ------------------------------------------------------------------------ */
+/* ---- reading a job's log --------------------------------------------------------------------- */
 
 typedef struct looking {
     const char *id;
@@ -143,7 +143,7 @@ static int look_at(log_reader *r, looking *l, err *e)
     return 0;
 }
 
-/* ---- a log that was asked for ---------------------------------------------------------------- */
+/* ---- a log for a client ---------------------------------------------------------------------- */
 
 static int read_whole(log_reader *r, const char *id, buf *out, err *e)
 {

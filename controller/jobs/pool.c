@@ -188,7 +188,7 @@ link_pod *pool_start(job_manager *o, pod_role role, int gpu, err *e)
     return start(o, role, gpu, false, e);
 }
 
-/* ---- giving ---------------------------------------------------------------------------------- */
+/* ---- giving pods to jobs --------------------------------------------------------------------- */
 
 /* Gives a pod that has sent `welcome` to the job in its fields. */
 static void give(job_manager *o, link_pod *p)

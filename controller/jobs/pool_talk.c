@@ -28,7 +28,7 @@ static link_pod *ps_of(job_manager *o, const char *id)
     return NULL;
 }
 
-/* ---- talking --------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 /* Whether a peer fell silent. Where it closed the connection, its process has ended and its node
  * lives. */
@@ -265,7 +265,7 @@ void pool_specialise_waiting(job_manager *o)
     }
 }
 
-/* ---- hearing --------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 static int number_of(const json_t *m, const char *key)
 {
