@@ -670,8 +670,8 @@ static int local_can_run(cluster *c, err *e)
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-/* Finds a process of this user with the address among its arguments: a pod whose controller died
- * before it knew the pid. */
+/* Finds a process with the address among its arguments: a pod whose controller died before it knew
+ * the pid. */
 static pid_t find_by_address(const char *address)
 {
     DIR *proc = opendir("/proc");

@@ -28,8 +28,8 @@ int held_check(const job_manager *o, const char *kind, const char *name, err *e)
                : 0;
 }
 
-/* Refuses the dataset of a suspended job, which goes on with it. Its function's object is the job's
- * own. */
+/* Refuses the dataset of a suspended job, which goes on with it. The job's function may be deleted:
+ * the job has its object. */
 static int check_not_suspended(void *context, const char *id, json_t *record, err *e)
 {
     const json_t *inner = json_object_get(record, "job");

@@ -31,9 +31,9 @@ static int generic_count(job_manager *o, pod_role role, int *starting, link_pod 
     return count;
 }
 
-/* As many warm functions as could get a slot, and one more to replace a lost function. Where the
- * cluster gives pods their GPUs there is no such spare: it could make an autoscaler start, and
- * somebody pay, one more node. */
+/* As many warm functions as could get a slot, and one more to replace a lost function. No spare
+ * where the cluster gives each pod a GPU: the spare would ask for one more GPU than functions may
+ * have, and an autoscaler could start a node, which costs money, for it. */
 static int functions_wanted(const job_manager *o)
 {
     int useful = jobs_slots_free(o->machine) + (pool_pods_have_gpus(o) ? 0 : 1);

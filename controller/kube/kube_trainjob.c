@@ -118,8 +118,8 @@ static bool is_wanted(const char *reason)
     return is(reason, "NcclOrder") || is(reason, "LeftOut");
 }
 
-/* The job's condition that shows what is wrong with it, or NULL. GpuUnused is not such a condition,
- * so that it hides no other. */
+/* The job's condition that shows what is wrong with it, or NULL. GpuUnused only makes the job slow,
+ * and does not count, so that it hides no other. */
 static const json_t *raised(const json_t *task)
 {
     json_t *one;
