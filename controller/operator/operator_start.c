@@ -68,7 +68,7 @@ static bool is_listed(const json_t *list, const char *id)
 static int current(void *context, json_t **out, err *e)
 {
     job_manager *o = owner_of(context);
-    /* Before the list, or one that ends between the two is in neither. */
+    /* asked before the list, since a job that ends between the two would be in neither */
     cleanup_json json_t *news = job_query_news(o);
     json_t *one;
     size_t i;
@@ -83,8 +83,8 @@ static int current(void *context, json_t **out, err *e)
     return 0;
 }
 
-/* Which jobs have a TrainJob is remembered: one that is deleted while no controller runs is
- * deleted. */
+/* Remembers which jobs have a TrainJob: a TrainJob that is deleted while no controller runs is
+ * noticed then. */
 static void link_job(void *context, const char *id, json_t *mark)
 {
     store *st = ((controller *)context)->store;
