@@ -1,11 +1,12 @@
 /* kubeml-ps: drives one job's epochs and rounds, beside a redis-server of its own.
  *
- * It is started generic: Redis runs already when its control address answers, so that a job begins
- * at once. One controller gives it one job; functions dial the same address with the job's secret.
- * The owner thread's loop never blocks: the keeper's and the database's workers do what does. It
- * ends after the job, or on SIGTERM, and leaves no process, socket or segment; killed with -9, its
- * Redis dies too, and the next kubeml-ps of the job removes the segment. In a pod Redis is a
- * container of its own, which this program becomes with --serve-redis. */
+ * kubeml-ps starts without a job. Redis runs already when the control address answers, so that a
+ * job begins at once. One controller gives it one job; functions dial the same address with the
+ * job's secret. The owner thread's loop never blocks: two workers make the calls to the store and
+ * to Redis. kubeml-ps ends after the job, or on SIGTERM, and leaves no process, socket or segment.
+ * Where it is killed by SIGKILL, its Redis dies, too, and the job's next kubeml-ps removes the
+ * segment. In a pod Redis is a container of its own, which this program becomes with
+ * --serve-redis. */
 #include <errno.h>
 #include <getopt.h>
 #include <poll.h>
@@ -28,8 +29,8 @@
 #include "ps/redis/redis_serve.h"
 
 enum {
-    FIXED_FDS = 4,    /* signals, keeper, nurse, Redis */
-    ALONE_MS = 60000, /* after `finished`, without any controller */
+    FIXED_FDS = 4,    /* signals, storage worker, nurse, Redis */
+    ALONE_MS = 60000, /* it waits so long for a controller after `finished` */
     TOKEN_BYTES_MAX = 256,
     STOP_WORKERS_MS = 1500, /* a task that still waits for the model store is left behind */
 };
@@ -37,7 +38,7 @@ enum {
 typedef struct options {
     const char *listen, *run_dir, *advertise, *shm_dir;
     const char *serve; /* the folder of the redis-server to become, or NULL */
-    const char *ping;  /* of the one to ask, or NULL */
+    const char *ping;  /* the folder of the redis-server to ping, or NULL */
     database_config database;
 } options;
 
@@ -179,7 +180,7 @@ static void find_module(program *p)
         p->options.database.module = p->module;
 }
 
-/* ---- who says what --------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void hello(program *p, conn *c, json_t *m)
 {
@@ -267,14 +268,14 @@ static void on_closed(void *ctx, conn *c, const err *why)
 static void take_results(program *p)
 {
     work *w;
-    /* The keeper's first: what the old Redis still did comes before the news of the new one. */
+    /* The storage worker's first: outcomes of the old Redis come before the report of a new one. */
     while ((w = worker_take(p->host.storage_worker)))
         job_task_done(p->job, (task *)w);
     while ((w = worker_take(p->host.nurse)))
         job_database_done(p->job, (database_task *)w);
 }
 
-/* A Redis that dies while there is no job is started anew when one comes. */
+/* Reports Redis's end to the job. A Redis that dies without a job is restarted when a job comes. */
 static void redis_died(program *p)
 {
     char words[ERR_MESSAGE_BYTES];
@@ -380,11 +381,11 @@ static int open_all(program *p, err *e)
     return 0;
 }
 
-/* What a later kubeml-ps of this job begins from is in the store; here nothing stays. */
+/* Leaves nothing behind here: a later kubeml-ps of the job begins from the store. */
 static void close_all(program *p)
 {
     connections_close(p->host.connections);
-    if (p->job && job_pings_database(p->job)) /* and may wait for long */
+    if (p->job && job_pings_database(p->job)) /* the ping may wait for long */
         database_kill(p->host.database);
     bool nursed = worker_stop(p->host.nurse, database_task_drop, STOP_WORKERS_MS);
     bool joined = worker_stop(p->host.storage_worker, task_drop, STOP_WORKERS_MS) && nursed;
@@ -395,7 +396,7 @@ static void close_all(program *p)
     }
     if (joined)
         job_free(p->job, false);
-    if (nursed) /* else it is in use, and our end is Redis's */
+    if (nursed) /* else a task uses it, and Redis ends with this process */
         database_stop(p->host.database);
     if (id[0])
         shm_sweep(shm_dir, id);

@@ -11,7 +11,7 @@
 
 struct connections {
     int listen_fd;
-    int64_t accept_ms; /* not before then: there was no descriptor for the last one */
+    int64_t accept_ms; /* accepts nothing before: the last connection got no descriptor */
     char unix_path[WIRE_ADDRESS_BYTES]; /* "" for TCP */
     const connections_ops *ops;
     void *ctx;
@@ -91,7 +91,7 @@ void connections_send(connections *h, conn *c, json_t *message)
         return;
     }
     if (!c->mute && !c->gone && wire_send(c->wire, message, &e)) {
-        /* What it said before it went is still to be read; end of stream ends it then. */
+        /* The peer's last messages are still to be read; the end of its stream closes it then. */
         log_debug("send %s: %s", wire_type(message), e.message);
         c->mute = true;
         if (e.code == ERR_LIMIT)
@@ -133,8 +133,8 @@ static size_t strangers(const connections *h)
     return n;
 }
 
-/* The rest wait where they have dialled: it is their turn when these have said who they are, or
- * have had their time. */
+/* Whether to accept more connections. Others wait in the socket's queue until a stranger has sent
+ * its `hello` or its time is over. */
 static bool has_room(const connections *h)
 {
     return h->count < CONNECTIONS_MAX && strangers(h) < CONNECTIONS_STRANGERS_MAX;
@@ -184,7 +184,7 @@ static void accept_all(connections *h)
     }
 }
 
-/* 1: a message was told, 0: none is there, -1 with `e`: the stream has ended. */
+/* 1: a message was handed on, 0: none is there, -1 with `e`: the stream has ended. */
 static int receive(connections *h, conn *c, err *e)
 {
     json_t *message = NULL;
@@ -212,7 +212,7 @@ static void receive_turn(connections *h, conn *c)
 void connections_hear_out(connections *h, conn *c)
 {
     err e = ERR_INIT;
-    /* One that is lost, but talks on somewhere, keeps nobody here. */
+    /* Bounded: a lost function may still be sending somewhere. */
     for (int i = 0; i < CONNECTIONS_MESSAGES_A_TURN && !c->gone; i++)
         if (receive(h, c, &e) <= 0)
             break;

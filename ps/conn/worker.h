@@ -1,4 +1,4 @@
-/* worker.h: one thread that does what blocks, so that the owner thread's loop never does.
+/* worker.h: one thread that makes the calls that block, so that the owner thread's loop never does.
  *
  * The owner posts works; the worker runs them one after the other in order of posting; the owner
  * takes back those that are done, in the same order. While a work is posted and not taken back it
@@ -20,9 +20,9 @@ struct work {
 typedef struct worker worker;
 
 worker *worker_start(err *e); /* NULL on error */
-/* Lets the running work end, drops those not begun and not taken back (`drop` is told each), joins
- * and frees. NULL is fine. False when the running work did not end within `timeout_ms`: the worker
- * and what belongs to it are then left as they are, and the process is to end. */
+/* Lets the running work end, calls `drop` for each work not begun or not taken back, joins and
+ * frees. NULL is fine. False: the running work did not end within `timeout_ms`. The worker and its
+ * works are then left as they are, and the process is to end. */
 bool worker_stop(worker *w, void (*drop)(work *dropped), int timeout_ms);
 void worker_post(worker *w, work *job);
 int worker_fd(const worker *w); /* polls readable when worker_take has something */

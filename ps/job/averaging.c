@@ -119,7 +119,7 @@ bool averaging_is_here(const averaging *a, int function, int incarnation)
     return a->of[function].here && a->of[function].incarnation == incarnation;
 }
 
-/* With everybody's handle, so that it is known at once whether it can open them. */
+/* Sends function 0 all handles, so that its answer shows whether it can open them. */
 void averaging_ask_root(averaging *a)
 {
     if (a->stage != AVERAGING_NO_ROOT || !a->config.own_processes || !a->config.whole_state ||
@@ -187,7 +187,7 @@ static void leads(averaging *a, const averaging_event *event)
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
 
-/* How a round is trained is decided at its first task. */
+/* Decides at a round's first task whether the round's models stay on the GPUs. */
 static void decide_round(averaging *a, const averaging_event *event)
 {
     a->functions = event->parallelism;
@@ -264,7 +264,7 @@ json_t *averaging_question(averaging *a)
     for (size_t i = 0; i < a->merge.count; i++) {
         const round_row *row = &a->rows[i];
         const gpu_model *m = &a->of[row->function];
-        const char *handle = a->ranks.chosen ? NULL : m->handle; /* a rank has its model itself */
+        const char *handle = a->ranks.chosen ? NULL : m->handle; /* a rank needs no handle */
         json_array_append_new(models,
                               json_pack("{s:i,s:I,s:s*,s:s,s:I}", "function", row->function,
                                         "samples", (json_int_t)row->samples, "loan", handle, "sum",
@@ -294,10 +294,10 @@ static bool has_root(const averaging *a)
     return a->ranks.chosen ? ranks_have_root(a) : averaging_is_here(a, 0, a->root);
 }
 
-/* How much of a merge is on GPUs. */
+/* How many contributions of a merge are on GPUs. */
 typedef struct kept {
     size_t count;
-    int lost, whose; /* kept by processes that have ended: how many, and one of them */
+    int lost, whose; /* of processes that have ended: how many, and one of these functions */
 } kept;
 
 static kept count_kept(const averaging *a, const round_merge *merge)
@@ -350,7 +350,7 @@ static void merge(averaging *a, const averaging_event *event)
         merge_kept(a, &k);
 }
 
-/* Whose model it was tells what has to be trained again. */
+/* Gives the merge up after a failure: `about`, the function whose model caused it, trains again. */
 static void not_averaged(averaging *a, const averaging_event *event)
 {
     int about = event->about;
@@ -360,8 +360,8 @@ static void not_averaged(averaging *a, const averaging_event *event)
         averaging_give_up(a, event->code, about, event->message);
         return;
     }
-    /* What cannot be here, or goes wrong again and again, is not tried for ever: something is
-     * trained twice each time. */
+    /* An average that is impossible or fails repeatedly moves to the host: each try costs
+     * training again. */
     if (averaging_never(event->code) ||
         (!event->store_down && ++a->failures >= AVERAGING_FAILURES_MAX)) {
         averaging_choose(a, REDUCE_HOST, event->message);
@@ -395,7 +395,7 @@ static void averaged(averaging *a, const averaging_event *event)
         return;
     }
     if (!a->out || event->ask != a->ask || event->function != 0 || event->incarnation != a->root)
-        return; /* of a merge that was given up */
+        return; /* the answer is of a merge that was given up */
     a->out = false;
     a->due_ms = INT64_MAX;
     if (failed && event->code != ERR_STALE) {
@@ -404,19 +404,19 @@ static void averaged(averaging *a, const averaging_event *event)
     }
     if (!failed)
         keep_mean(a, event);
-    post(a, &a->merge, a->root); /* whether it is stale the model store knows best */
+    post(a, &a->merge, a->root); /* the model store decides whether the merge is stale */
 }
 
-/* ---- what ends ------------------------------------------------------------------------------- */
+/* ---- ends and time-outs ---------------------------------------------------------------------- */
 
 static void restored(averaging *a)
 {
     a->version = -1;
-    a->out = a->averaged = false; /* the round machine has the round trained again by itself */
+    a->out = a->averaged = false; /* the round machine repeats the round by itself */
     a->due_ms = INT64_MAX;
 }
 
-/* Another root is asked, unless averaging on the GPU itself seems to be what ends them. */
+/* Chooses another root, unless averaging on the GPU itself seems to crash them. */
 static void lose_root(averaging *a)
 {
     bool asked = a->stage == AVERAGING_ASKED;

@@ -1,7 +1,7 @@
 /* averaging_internal.h: the averaging machine's parts, for averaging*.c alone.
  *
- * averaging.c        the step; who is the root; rounds that are kept on GPUs; a mean by CUDA IPC
- * averaging_ranks.c  communicators of NCCL, and a mean by them */
+ * averaging.c        the step; the root; rounds whose models stay on GPUs; a mean by CUDA IPC
+ * averaging_ranks.c  NCCL communicators, and a mean by NCCL */
 #ifndef KUBEML_PS_AVERAGING_INTERNAL_H
 #define KUBEML_PS_AVERAGING_INTERNAL_H
 
@@ -13,11 +13,11 @@ enum { AVERAGING_ACTIONS_MAX = 4 * ROUND_FUNCTIONS_MAX + 16 };
 /* What one function has on its GPU. */
 typedef struct gpu_model {
     bool here;                           /* the process that joined last is connected */
-    char handle[AVERAGING_HANDLE_BYTES]; /* "": others cannot read its model */
-    char gpu[AVERAGING_GPU_BYTES];       /* "": it is no rank */
+    char handle[AVERAGING_HANDLE_BYTES]; /* "": other processes cannot read its model */
+    char gpu[AVERAGING_GPU_BYTES];       /* "": it cannot be a rank */
     int incarnation, slot;               /* of the process that joined last */
-    int task_epoch, task_round;          /* of what it was last told to train */
-    struct { /* of what was trained last and kept there, by this process or one before */
+    int task_epoch, task_round;          /* of its last training task */
+    struct { /* of the last trained model that stayed there, by this process or an earlier one */
         bool is;
         int incarnation, epoch, round;
         char sum[AVERAGING_SUM_BYTES];
@@ -25,22 +25,22 @@ typedef struct gpu_model {
     } fingerprint;
 } gpu_model;
 
-/* NO_ROOT ── all handles ──► ASKED ── it leads ──► ON_GPU
- * NO_ROOT ── all ranks, no two on one GPU ───────► ON_GPU
- * A root that ends: NO_ROOT. A refusal, or what fails again and again: ON_HOST, for good. */
+/* NO_ROOT ── all handles ──► ASKED ── it accepts ──► ON_GPU
+ * NO_ROOT ── all ranks, no two on one GPU ─────────► ON_GPU
+ * The root ends: NO_ROOT. A refusal, or repeated failures: ON_HOST, for good. */
 typedef enum averaging_stage {
     AVERAGING_NO_ROOT,
     AVERAGING_ASKED,   /* function 0 was asked to be the root */
-    AVERAGING_ON_GPU,  /* what is trained stays on the GPUs */
+    AVERAGING_ON_GPU,  /* trained models stay on the GPUs */
     AVERAGING_ON_HOST, /* from now on */
 } averaging_stage;
 
 typedef enum ranks_stage { RANKS_NONE, RANKS_IDENTIFY, RANKS_CONNECT, RANKS_READY } ranks_stage;
 
 typedef struct averaging_ranks {
-    bool chosen; /* the job's models are averaged so */
+    bool chosen; /* the job averages by NCCL */
     ranks_stage stage;
-    int set, count, joined; /* the communicator's number; its ranks; how many have said so */
+    int set, count, joined; /* the communicator's number; its ranks; how many have joined */
     int function[ROUND_FUNCTIONS_MAX], incarnation[ROUND_FUNCTIONS_MAX]; /* by rank */
 } averaging_ranks;
 
@@ -51,18 +51,18 @@ struct averaging {
     averaging_ranks ranks;
     int root, functions; /* the root's incarnation; functions of the epoch */
     gpu_model of[ROUND_FUNCTIONS_MAX];
-    bool keep; /* of the open round's tasks: what is trained is kept */
+    bool keep; /* the models of the open round stay on the GPUs */
     int keep_epoch, keep_round;
-    /* the merge that is worked on, or was */
+    /* the merge that is out, or the last one */
     bool out, averaged;
-    int ask, failures; /* failures: one after the other, whose cause no function's end was */
-    int64_t due_ms;    /* INT64_MAX: none is out */
+    int ask, failures; /* failures: in a row */
+    int64_t due_ms;    /* of the answer; INT64_MAX: none is awaited */
     round_merge merge;
     round_row rows[ROUND_FUNCTIONS_MAX];
-    json_t *mean;    /* for tasks from `version` on: {"loan"|"ask","sum","step","checksum"} */
+    json_t *mean;    /* for tasks of `version`: {"loan"|"ask","sum","step","checksum"} */
     int64_t version; /* -1: the reference is in no function's memory */
     char mean_handle[AVERAGING_HANDLE_BYTES];
-    /* what the round machine is told at SETTLE: no step begins within another */
+    /* the report to the round machine, made at SETTLE: no step begins within another */
     bool failed;
     round_event failure;
     char message[ERR_MESSAGE_BYTES];
@@ -74,19 +74,19 @@ struct averaging {
 };
 
 averaging_action *averaging_emit(averaging *a, averaging_action_type type);
-/* Steals `frame`; NULL: memory was gone, and the question's deadline sees to it. */
+/* Steals `frame`. NULL: there was no memory; the question's deadline handles that. */
 void averaging_send(averaging *a, int function, json_t *frame);
 void averaging_log(averaging *a, averaging_action_type type, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 bool averaging_is_here(const averaging *a, int function, int incarnation);
-/* From now on: REDUCE_HOST (and why), REDUCE_IPC, REDUCE_NCCL. */
+/* Chooses the path from now on: REDUCE_HOST (and why), REDUCE_IPC or REDUCE_NCCL. */
 void averaging_choose(averaging *a, reduce_path path, const char *why);
 void averaging_ask_root(averaging *a);
-/* The question for the open merge's mean, the next one; a new reference. */
+/* An `average` frame for the open merge, with the next `ask`; a new reference. */
 json_t *averaging_question(averaging *a);
-/* The open merge: that function's contribution (-1: everybody's) has to be trained again. */
+/* Gives the open merge up: the function's contribution (-1: all of them) is to be trained again. */
 void averaging_give_up(averaging *a, err_code code, int function, const char *message);
-/* Nothing that is tried again mends that. */
+/* Whether another try cannot help. */
 bool averaging_never(err_code code);
 
 /* ---- averaging_ranks.c ---- */
@@ -97,10 +97,11 @@ bool ranks_have_root(const averaging *a); /* function 0 can be the open merge's 
 void ranks_merge(averaging *a);
 void ranks_identified(averaging *a, const averaging_event *event);
 void ranks_connected(averaging *a, const averaging_event *event);
-/* Function `about` (-1: unknown) is why there is no mean. */
+/* There is no mean; function `about` (-1: unknown) is the cause. */
 void ranks_failed(averaging *a, err_code code, int about, const char *message);
-void ranks_settle(averaging *a); /* a rank has ended: gives up what was in hand */
-/* The event is of a process that is a rank of the communicator. */
+/* Leaves the communicator of a rank that has ended; repeats the open merge or gives it up. */
+void ranks_settle(averaging *a);
+/* Whether the event's process is a rank of the communicator. */
 bool ranks_have(const averaging *a, const averaging_event *event);
 
 #endif

@@ -1,4 +1,4 @@
-/* averaging_ranks.c: communicators of NCCL; see averaging.h. */
+/* averaging_ranks.c: NCCL communicators; see averaging.h. */
 #include <stdio.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ bool ranks_have(const averaging *a, const averaging_event *event)
     return false;
 }
 
-/* To all ranks that are there; steals the frame. */
+/* Sends the frame to all ranks that are connected; steals it. */
 static void tell_ranks(averaging *a, json_t *frame)
 {
     for (int i = 0; i < a->ranks.count; i++)
@@ -27,7 +27,7 @@ static void tell_ranks(averaging *a, json_t *frame)
     json_decref(frame);
 }
 
-/* Whoever is still in the communicator. */
+/* Ends the communicator: sends `leave` to the ranks that are left. */
 static void leave(averaging *a)
 {
     averaging_ranks *r = &a->ranks;
@@ -38,7 +38,7 @@ static void leave(averaging *a)
 
 /* ---- the choice ------------------------------------------------------------------------------ */
 
-/* NCCL takes one rank of a GPU. */
+/* Finds two functions on one GPU: NCCL takes one rank a GPU. */
 static bool find_pair(const averaging *a, int *one, int *other)
 {
     for (*other = 1; *other < a->functions; ++*other)
@@ -78,7 +78,7 @@ void ranks_offer(averaging *a, const averaging_event *event)
     } else if (!all_said(a)) {
         return;
     } else if (all_on_one(a)) {
-        /* NCCL has nothing to do there: by CUDA IPC the mean has the host's bits */
+        /* CUDA IPC instead of NCCL: its mean has the host's bits. */
         if (o->no_handle)
             averaging_choose(a, REDUCE_HOST, o->no_handle);
         else
@@ -103,8 +103,8 @@ static bool in_merge(const averaging *a, int function)
     return false;
 }
 
-/* A function that has nothing to do in the round is a rank too, with no weight: the communicator
- * stays the same where shares are of different lengths, and all have the mean. */
+/* A function without a task in the round is a rank, too, with weight 0. So the communicator stays
+ * the same where shards have different lengths, and all functions have the mean. */
 static bool takes_part(const averaging *a, int function)
 {
     const gpu_model *m = &a->of[function];
@@ -168,7 +168,8 @@ void ranks_merge(averaging *a)
         make(a);
 }
 
-/* False: the answer is of another set, nobody waits for it, or it is why there is no mean. */
+/* Whether the answer is the awaited one. False, too, where it reports a failure, which is handled
+ * here. */
 static bool is_joining(averaging *a, const averaging_event *event, ranks_stage stage)
 {
     const averaging_ranks *r = &a->ranks;
@@ -204,7 +205,7 @@ void ranks_connected(averaging *a, const averaging_event *event)
         ranks_merge(a);
 }
 
-/* ---- what goes wrong ------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static void merge_again(averaging *a)
 {
@@ -217,10 +218,10 @@ static void merge_again(averaging *a)
 void ranks_failed(averaging *a, err_code code, int about, const char *message)
 {
     if (code == ERR_CANCELLED)
-        return; /* it was told to leave */
+        return; /* the rank was sent `leave` */
     averaging_log(a, AVERAGING_WARN, "not averaged by NCCL: %s: %s", err_name(code), message);
     leave(a);
-    a->ask++; /* what the other ranks say of it is no news */
+    a->ask++; /* ignores the other ranks' answers to this question */
     if (about >= 0 && a->out) {
         averaging_give_up(a, code == ERR_INVALID ? code : ERR_NOT_FOUND, about, message);
     } else if (averaging_never(code) || ++a->failures >= AVERAGING_FAILURES_MAX) {
@@ -232,8 +233,8 @@ void ranks_failed(averaging *a, err_code code, int about, const char *message)
     }
 }
 
-/* How many ranks of the communicator have ended; `lost` of them with what they trained, `whose`
- * is one of those. */
+/* How many ranks of the communicator have ended. `lost` of them had a contribution in the open
+ * merge; `whose` is one of these. */
 static int count_ended(const averaging *a, int *lost, int *whose)
 {
     const averaging_ranks *r = &a->ranks;
@@ -252,7 +253,7 @@ static int count_ended(const averaging *a, int *lost, int *whose)
     return ended;
 }
 
-/* Ends are counted too: a communicator that kills its ranks is not tried for ever. */
+/* Counts ends as failures, too: a communicator that kills its ranks is not tried for ever. */
 void ranks_settle(averaging *a)
 {
     int lost, whose;

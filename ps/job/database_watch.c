@@ -31,9 +31,9 @@ int database_watch_prepare(database_watch *w, const char *job, const char *kind,
     return 0;
 }
 
-/* ---- does it answer -------------------------------------------------------------------------- */
+/* ---- pings ----------------------------------------------------------------------------------- */
 
-/* Where it is another container's, the cluster asks it, and ends it. */
+/* Pings only a redis-server of our own: the cluster probes another container's, and ends it. */
 static void ping_later(database_watch *w, int64_t wait_ms)
 {
     bool own = database_pid(w->database) > 0;
@@ -55,7 +55,7 @@ static bool hangs(const database_watch *w)
     return w->pings_lost >= DATABASE_PINGS_LOST_MAX;
 }
 
-/* One that stands still keeps its connections: it is killed, and its end brings the next one. */
+/* Kills a redis-server that hangs, since it would keep its connections. Its end starts another. */
 static void pinged(database_watch *w, const database_task *t)
 {
     bool lost = t->status && t->e.code == ERR_TIMEOUT;
@@ -72,7 +72,7 @@ void database_watch_begin(database_watch *w)
     ping_later(w, DATABASE_PING_EVERY_MS);
 }
 
-/* ---- it ends, and is restarted --------------------------------------------------------------- */
+/* ---- ends and restarts ----------------------------------------------------------------------- */
 
 void database_watch_revive(database_watch *w)
 {

@@ -88,7 +88,7 @@ static json_t *ledger_part(const round_row *row)
                      (json_int_t)row->sample_begin, "sample_end", (json_int_t)row->sample_end);
 }
 
-/* `t`, or NULL where memory was gone for what it has to have. */
+/* `t`, or NULL where there was no memory for its parts (`is` false). */
 static task *complete(task *t, bool is)
 {
     if (is)
@@ -221,8 +221,8 @@ static round_event merged(const task *t, err_code failure)
                          .function = -1};
 }
 
-/* A function is ready where there is room for what it publishes; where that is not known it will
- * find out. */
+/* The function is ready, unless the model store has no room for its contributions. It is ready,
+ * too, where the question failed: publishing will show. */
 static round_event looked_for_room(const task *t)
 {
     bool full = t->status && t->e.code == ERR_NOMEM;

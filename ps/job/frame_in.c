@@ -31,7 +31,7 @@ void frame_in_free(frame_in *f)
     f->layout = NULL;
 }
 
-/* ---- a controller's -------------------------------------------------------------------------- */
+/* ---- from controllers ------------------------------------------------------------------------ */
 
 static int read_attach(const json_t *m, frame_in *out, err *e)
 {
@@ -98,7 +98,7 @@ int frame_in_controller(const json_t *frame, frame_in *out, err *e)
     return err_set(e, ERR_INVALID, "a controller says %.40s: not understood", type);
 }
 
-/* ---- a function's first ---------------------------------------------------------------------- */
+/* ---- from functions: hello ------------------------------------------------------------------- */
 
 int frame_in_hello(const json_t *frame, const char *id, frame_in *out, err *e)
 {
@@ -125,7 +125,7 @@ int frame_in_hello(const json_t *frame, const char *id, frame_in *out, err *e)
     return 0;
 }
 
-/* ---- a function's: the job ------------------------------------------------------------------- */
+/* ---- from functions: state ------------------------------------------------------------------- */
 
 static int read_layout(const json_t *shape, const char *told, frame_in *out, err *e)
 {
@@ -208,9 +208,9 @@ static int read_failed(const json_t *m, const frame_from *from, frame_in *out, e
     return 0;
 }
 
-/* ---- a function's: what it has trained ------------------------------------------------------- */
+/* ---- from functions: training and validation ------------------------------------------------- */
 
-/* The counts of `published`, as they come. */
+/* The counts of `published`, unchecked. */
 typedef struct trained {
     json_int_t samples, begin, end, batches;
 } trained;
@@ -237,7 +237,7 @@ static int take_correct(json_int_t samples, json_int_t correct, round_event *eve
     return 0;
 }
 
-/* What functions of a shared process say is told as if each had said it. */
+/* Makes an event of each share in a shared process's frame, as if each function had sent it. */
 static int read_shares(const json_t *shares, const char *of,
                        int (*read)(const json_t *, round_event *, err *), frame_in *out, err *e)
 {
@@ -280,7 +280,7 @@ static int read_published_shared(const json_t *m, frame_in *out, err *e)
     return read_shares(shares, "published", read_published_share, out, e);
 }
 
-/* What is left where it was trained; NULL: it lies in the model store. */
+/* The fingerprint of a model that stays on the GPU; NULL: the model is in the model store. */
 static int read_fingerprint(json_t *fingerprint, frame_in *out, err *e)
 {
     averaging_event *on_gpu = &out->averaging;
@@ -358,7 +358,7 @@ static int read_validated(const json_t *m, const frame_from *from, frame_in *out
     return take_correct(samples, correct, event, "validated", e);
 }
 
-/* ---- a function's: averaging on GPUs --------------------------------------------------------- */
+/* ---- from functions: averaging on GPUs ------------------------------------------------------- */
 
 static int read_leads(const json_t *m, const frame_from *from, frame_in *out, err *e)
 {
@@ -430,7 +430,7 @@ static int read_connected(const json_t *m, const frame_from *from, frame_in *out
     return read_joining(m, AVERAGING_CONNECTED, out, e);
 }
 
-/* ---- a function's ---------------------------------------------------------------------------- */
+/* ---- from functions -------------------------------------------------------------------------- */
 
 typedef int function_reader(const json_t *m, const frame_from *from, frame_in *out, err *e);
 

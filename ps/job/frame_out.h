@@ -1,7 +1,7 @@
-/* frame_out.h: what a job says to controllers and functions, as frames. Pure.
+/* frame_out.h: makes the frames that a job sends to controllers and functions. Pure.
  *
- * docs/internals/protocol.md has the messages. Each function gives a new reference; NULL: memory was
- * gone. */
+ * docs/internals/protocol.md has the messages. Each call returns a new reference; NULL: there was
+ * no memory. */
 #ifndef KUBEML_PS_FRAME_OUT_H
 #define KUBEML_PS_FRAME_OUT_H
 
@@ -14,7 +14,7 @@
 #include "common/round/round.h"
 #include "ps/storage/history.h"
 
-/* Those that have nothing but their type: "accepted", "begun", "welcome", "stop". */
+/* A frame with nothing but its type: "accepted", "begun", "welcome", "stop". */
 json_t *frame_out_plain(const char *type);
 /* `reason` may be NULL. */
 json_t *frame_out_refused(err_code code, const char *reason, const char *message);
@@ -34,18 +34,18 @@ json_t *frame_out_finished(const char *state, const char *reason, const char *me
 
 json_t *frame_out_init(uint64_t seed, int slot);
 
-/* What a task has that its action does not. */
+/* The parts of a task that its action does not have. */
 typedef struct frame_task {
     double lr;
-    json_t *losses; /* of the epochs before, for functions that need them; borrowed. NULL: none */
+    json_t *losses; /* of earlier epochs, for functions that need them; borrowed. NULL: none */
     averaging_task on_gpu;
 } frame_task;
 
 /* Of ROUND_TRAIN and VALIDATE. */
 json_t *frame_out_task(const round_action *a, const frame_task *t);
-/* The same for one function of a shared process, which gets what a step gives its functions to do
- * as one frame: they begin and end together. `so_far` (stolen): of those before in this step, NULL
- * for the first. */
+/* Adds the task of one function of a shared process to the frame `so_far` (stolen; NULL: there is
+ * none yet). A step sends all its tasks for such a process in one frame, since the functions begin
+ * and end together. */
 json_t *frame_out_shared_task(json_t *so_far, const round_action *a, const frame_task *t);
 
 #endif

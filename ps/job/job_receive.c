@@ -1,5 +1,5 @@
-/* job_receive.c: what controllers and functions say to a job, and what is done with it. What the
- * frames mean is read by frame_in.h. */
+/* job_receive.c: handles the frames that controllers and functions send to a job. frame_in.h reads
+ * them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,12 +20,12 @@ static void attach(job *j, conn *c, const frame_in *in)
     }
     c->attached = true;
     if (j->stage == JOB_PREPARING)
-        j->asker = c; /* the one that asked first went away */
+        j->asker = c; /* the controller that asked first has gone */
     else
         job_tell_state(j, c, in->after_epoch);
 }
 
-/* The end of a function that was sent home is none. */
+/* Whether to log the end of a function: the end of a released function is expected. */
 static bool is_news(const job *j, int function, int incarnation)
 {
     return j->stage == JOB_RUNNING && !round_dismissed(j->machine, function, incarnation);
@@ -36,8 +36,8 @@ static void lost(job *j, const round_event *event)
     log_write(is_news(j, event->function, event->incarnation) ? LOG_INFO : LOG_DEBUG,
               "function %d (incarnation %d) ended: %s: %s", event->function, event->incarnation,
               event->reason, event->message);
-    /* This came by another connection than its last words: that it failed, and why, weighs more
-     * than that it ended. */
+    /* Reads the function's last frames first: `lost` comes by a controller's connection, and a
+     * `failed` of the function itself has the better reason. */
     conn *c = connections_function(j->host.connections, event->function);
     if (c && c->incarnation == event->incarnation) {
         connections_hear_out(j->host.connections, c);
@@ -55,7 +55,7 @@ static void stop(job *j, const round_event *event)
     if (j->stage == JOB_RUNNING) {
         job_step(j, *event);
     } else if (j->stage < JOB_RUNNING) {
-        free(j->stop); /* the last word counts */
+        free(j->stop); /* the last request counts */
         j->stop = strdup(reason);
         j->stop_suspends = suspend;
     }
@@ -66,7 +66,7 @@ void job_from_controller(job *j, conn *c, const json_t *message)
     frame_in in;
     err e = ERR_INIT;
     if (frame_in_controller(message, &in, &e)) {
-        if (in.kind == FRAME_ATTACH) /* it waits for an answer */
+        if (in.kind == FRAME_ATTACH) /* the controller waits for an answer */
             job_refuse(j, c, e.code, e.message);
         else
             log_warn("%s", e.message);
@@ -109,7 +109,7 @@ void job_hello(job *j, conn *c, const json_t *message)
     j->current = c;
     job_step(j, in.event);
     j->current = NULL;
-    /* Of a member alone: one that was refused is an older one, perhaps on another machine. */
+    /* Only of an admitted member: a refused process is an older one, perhaps on another machine. */
     if (c->kind == CONN_FUNCTION) {
         json_decref(j->about[c->function]);
         j->about[c->function] = json_incref(in.about);
@@ -117,7 +117,8 @@ void job_hello(job *j, conn *c, const json_t *message)
     frame_in_free(&in);
 }
 
-/* Of one function; the first one's are the job's. */
+/* Writes the digest of what the function computes with to `out`. The plan has the first
+ * function's. */
 static int algorithms_of(job *j, const conn *c, json_t *algorithms, char out[DIGEST_HEX_BYTES],
                          err *e)
 {
@@ -144,9 +145,9 @@ static int ready(job *j, conn *c, frame_in *in, err *e)
     history_plan(j->record.history, "layout_digest", json_string(in->layout_digest));
     j->needs_losses |= in->needs_losses;
     job_average_in_step(j, in->averaging);
-    /* An additional function: there has to be room for what it publishes before it has a share of
-     * an epoch. In its first round a full model store would end the job, whoever of its functions
-     * finds it full. */
+    /* An additional function has no shard before the model store has room for its contributions.
+     * Otherwise a full model store would end the job in the function's first round, whichever
+     * function finds it full. */
     int slot = in->averaging.offer.handle ? -1 : round_waits_for(j->machine, c->function);
     if (slot >= 0)
         return effects_room(&j->effects, &event, slot, e);
@@ -160,7 +161,7 @@ static void step_all(job *j, const frame_in *in)
         job_step(j, in->events[i]);
 }
 
-/* A function has trained a batch: a heartbeat says so, or that it has published. */
+/* Reports once that a function has trained a batch: a heartbeat or a `published` shows this. */
 static void note_begun(job *j)
 {
     if (!j->begun)

@@ -177,7 +177,7 @@ json_t *job_record_losses(job_record *r, int epoch)
     return r->losses;
 }
 
-/* ---- ends, and what a later kubeml-ps goes on from ------------------------------------------- */
+/* ---- ends, and resuming in a later kubeml-ps ------------------------------------------------- */
 
 void job_record_cut(job_record *r, int epochs)
 {

@@ -24,7 +24,7 @@ static int check_id(const char *id, err *e)
     return 0;
 }
 
-/* jansson's own errors do not say which field they mean. */
+/* Checked before json_unpack, whose errors do not name the field. */
 typedef struct field {
     const char *name;
     json_type type; /* JSON_TRUE: a boolean */

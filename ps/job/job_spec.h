@@ -1,6 +1,6 @@
-/* job_spec.h: what the controller's `job` message asks for, checked once.
+/* job_spec.h: the controller's `job` message, read and checked once.
  *
- * Everything that comes later reads this and never the message. Whoever holds it owns it. */
+ * All later code reads the spec, never the message. A job_spec owns what it points to. */
 #ifndef KUBEML_PS_JOB_SPEC_H
 #define KUBEML_PS_JOB_SPEC_H
 
@@ -28,7 +28,7 @@ typedef struct job_spec {
     char store[STORE_LOCATOR_BYTES], shm_dir[MODELSTORE_PATH_BYTES];
     bool resume;
     int parallelism, slots_max;
-    int generation;  /* how often this job's kubeml-ps was started before; -1: not told */
+    int generation;  /* how many kubeml-ps the job had before this one; -1: not given */
     int plan_epochs; /* 0: the parallelism is asked for after each epoch */
     int *plan;       /* parallelism of epoch 1 to plan_epochs */
 } job_spec;

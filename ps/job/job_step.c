@@ -1,5 +1,5 @@
-/* job_step.c: the step of a job: an event goes into the round machine, and the actions that come
- * out are carried out in their order, as frames to controllers and functions or as tasks. */
+/* job_step.c: the step of a job: gives an event to the round machine and carries out its actions in
+ * order, as frames to controllers and functions or as tasks. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 /* ---- to controllers -------------------------------------------------------------------------- */
 
-/* To all, or to the one that has just attached. */
+/* Sends a frame to `only`, which has just attached, or to all controllers (NULL). */
 static void tell(job *j, conn *only, json_t *frame)
 {
     if (only)
@@ -45,7 +45,7 @@ static void tell_epoch(job *j, conn *only, int epoch)
         tell(j, only, frame_out_epoch(&r));
 }
 
-/* For who reads the job's log, and nothing else. */
+/* For readers of the job's log alone. */
 static void log_epoch(const job *j, int epoch)
 {
     char loss[48] = "", accuracy[32] = "";
@@ -141,7 +141,7 @@ void job_send_init(job *j)
 
 static void send_task(job *j, const round_action *a, frame_task *t)
 {
-    if (job_is_shared(j)) { /* until the step is over, see send_shared */
+    if (job_is_shared(j)) { /* sent when the step is over, see send_shared */
         j->shared_task = frame_out_shared_task(j->shared_task, a, t);
         j->shared_incarnation = a->incarnation;
         return;
@@ -197,7 +197,7 @@ static void commit(job *j, const round_epoch *r)
 static void restore(job *j, bool last)
 {
     job_average_in_step(j, (averaging_event){.type = AVERAGING_RESTORE});
-    effects_forget_init(&j->effects); /* what is on its way of an earlier INIT went with Redis */
+    effects_forget_init(&j->effects); /* the model of an earlier INIT was lost with Redis */
     effects_restore(&j->effects, last);
 }
 
@@ -215,7 +215,7 @@ static void note_place(job *j, const round_action *a)
     log_context(j->spec.id, j->epoch, j->round);
 }
 
-/* What is told goes to `only`, or to all controllers (NULL). */
+/* Carries out an action. Reports go to `only`, or to all controllers (NULL). */
 static void perform(job *j, const round_action *a, conn *only)
 {
     note_place(j, a);
@@ -270,7 +270,7 @@ static void perform_averaging(job *j, const averaging_action *a, conn *only)
     case AVERAGING_INEXACT: job_tell_condition(j, only, "Exact", false, a->reason, a->text); break;
     case AVERAGING_INFO: log_info("%s", a->text); break;
     case AVERAGING_WARN: log_warn("%s", a->text); break;
-    case AVERAGING_FAILED: break; /* the next step's event, see settle */
+    case AVERAGING_FAILED: break; /* its event is the next step's, see settle */
     }
 }
 
@@ -309,7 +309,8 @@ static void step_once(job *j, round_event event)
     send_shared(j);
 }
 
-/* A step is over. True: the averaging machine has `next` for the round machine. */
+/* Settles the averaging machine after a step. True: it has the event `next` for the round machine.
+ */
 static bool settle(job *j, round_event *next)
 {
     const averaging_event event = {.type = AVERAGING_SETTLE, .now_ms = clock_monotonic_ms()};

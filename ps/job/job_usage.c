@@ -36,7 +36,7 @@ int job_usage_take(job_usage *u, int function, int incarnation, const json_t *us
                                &name, "percent", &percent, "memory_bytes", &taken, "own_bytes",
                                &own, "watts", &watts, "own_percent", &own_percent) != 0))
         return err_set(e, ERR_INVALID, "usage: %s", problem.text);
-    /* A name as NVML gives it: the rows of all functions go out in one frame, again and again. */
+    /* Bounded as by NVML: each report has the rows of all functions in one frame. */
     if (gpu && strlen(name) >= NVML_NAME_BYTES)
         return err_set(e, ERR_INVALID, "usage: a GPU's name of %zu bytes", strlen(name));
     if (function < 0 || function >= ROUND_FUNCTIONS_MAX || memory < 0 ||
@@ -49,7 +49,7 @@ int job_usage_take(job_usage *u, int function, int incarnation, const json_t *us
     json_object_set_new(row, "incarnation", json_integer(incarnation));
     const json_t *before = u->rows[function].last;
     if (!before || json_integer_value(json_object_get(before, "incarnation")) != incarnation)
-        u->tell_ms = 0; /* or a job that runs would seem to have none */
+        u->tell_ms = 0; /* at once, or a running job would seem to have no functions */
     json_decref(u->rows[function].last);
     u->rows[function] = (usage_row){row, now_ms};
     add(&u->sums, row);

@@ -1,9 +1,9 @@
-/* job_usage.h: what a job's functions use, as their heartbeats tell: passed on to controllers every
- * JOB_USAGE_TELL_MS, and at once where a function is new, and summed up over an epoch for the
- * history. The owner thread's.
+/* job_usage.h: collects what a job's functions use, from their heartbeats. Reports it to
+ * controllers every JOB_USAGE_TELL_MS, and at once for a new function. Sums it up over an epoch for
+ * the history. Belongs to the owner thread.
  *
- * It is told whether or not there is a function to tell of: by that controllers see that this
- * process does not stand still. */
+ * The report is sent without functions, too: it shows controllers that this process does not hang.
+ */
 #ifndef KUBEML_PS_JOB_USAGE_H
 #define KUBEML_PS_JOB_USAGE_H
 
@@ -18,16 +18,16 @@
 enum { JOB_USAGE_TELL_MS = 2000, JOB_USAGE_STALE_MS = 5000 };
 
 typedef struct usage_row {
-    /* {"function", "incarnation", "cpu_percent", "memory_bytes", "gpu"?}; NULL: nothing heard */
+    /* {"function", "incarnation", "cpu_percent", "memory_bytes", "gpu"?}; NULL: none yet */
     json_t *last;
     int64_t heard_ms;
 } usage_row;
 
 /* Sums over an epoch's heartbeats. */
 typedef struct usage_sums {
-    int count, gpu_percent_count, gpu_watts_count; /* NVML may not tell a GPU's */
+    int count, gpu_percent_count, gpu_watts_count; /* NVML may not report a GPU's */
     double cpu_percent, gpu_percent, gpu_watts;
-    uint64_t memory_bytes, gpu_memory_bytes; /* the most; of a GPU 0: not told */
+    uint64_t memory_bytes, gpu_memory_bytes; /* the most; of a GPU 0: not reported */
 } usage_sums;
 
 typedef struct job_usage {
@@ -36,14 +36,15 @@ typedef struct job_usage {
     int64_t tell_ms;
 } job_usage;
 
-/* A heartbeat's "usage". ERR_INVALID: it is not what function-runtime/base/usage.h says. */
+/* Takes a heartbeat's "usage". ERR_INVALID: its form is not that of function-runtime/base/usage.h.
+ */
 int job_usage_take(job_usage *u, int function, int incarnation, const json_t *usage, int64_t now_ms,
                    err *e);
 /* The next message for controllers, when it is due (`tell_ms`): {"type":"usage","functions":[...]};
  * else NULL. */
 json_t *job_usage_message(job_usage *u, int64_t now_ms);
-/* Fills in what the epoch used, and begins the next one. An epoch without a heartbeat is told by
- * the last ones. */
+/* Fills in what the epoch used, and begins the next epoch. An epoch without a heartbeat gets the
+ * functions' last ones. */
 void job_usage_epoch(job_usage *u, epoch_result *out);
 void job_usage_clear(job_usage *u);
 

@@ -1,4 +1,4 @@
-/* ps_job.c: see ps_job.h. A job's life: its begin, its stages, what its tasks have come to, its
+/* ps_job.c: see ps_job.h. A job's life: its begin, its stages, the outcomes of its tasks, its
  * database, time. */
 #include "ps_job.h"
 
@@ -131,7 +131,7 @@ bool job_refused(const job *j)
     return j->stage == JOB_REFUSED;
 }
 
-/* Controllers hear of it. */
+/* Whether controllers get reports of the job. */
 static bool is_accepted(const job *j)
 {
     return j->stage == JOB_OPENING || j->stage == JOB_RUNNING || j->stage == JOB_FINISHING;
@@ -139,7 +139,7 @@ static bool is_accepted(const job *j)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* `finished` is what is told now, and to whoever asks later. */
+/* Ends the job: sends `finished` to all controllers now, and to each that attaches later. */
 static void end(job *j, const char *state, const char *reason, const char *message, int epochs,
                 const char *sha256)
 {
@@ -177,19 +177,19 @@ void job_finish(job *j, const round_action *a)
                        ? job_record_open(&j->record, a->epochs, round_version(j->machine),
                                          round_seconds(j->machine))
                        : NULL;
-    if (open) /* else the one that it was resumed with, if there is no checkpoint after it */
+    if (open) /* else the history has the one that the job was resumed with, up to a checkpoint */
         history_open(j->record.history, open);
     post_finish(j);
 }
 
-/* A store or a Redis that is away may come back; so may a disk, see round_commit_failed. False: a
- * retry cannot help, or there were enough. */
+/* Plans another try, since a store or a Redis may come back; so may a disk, see
+ * round_commit_failed. False: a retry cannot help, or there were enough. */
 static bool retry_later(job *j, const task *t)
 {
     bool io = t->e.code == ERR_IO;
     bool enough = clock_monotonic_ms() >= j->give_up_ms;
     if (t->kind == TASK_OPEN && io)
-        enough = t->last; /* which does without what cannot be read */
+        enough = t->last; /* the last try skips what cannot be read */
     if (enough || !(err_retry_may_help(t->e.code) || io || j->database.down))
         return false;
     j->retry_due_ms = clock_deadline_ms(JOB_RETRY_MS);
@@ -221,7 +221,8 @@ static void post_open(job *j)
     effects_open(&j->effects, &j->owner, clock_monotonic_ms() >= j->give_up_ms);
 }
 
-/* While OPENING: the machine, which says so of a job that runs, has not begun. */
+/* Reports while OPENING that the store is away, or is back (`e` NULL). The round machine, which
+ * reports it later, has not begun. */
 static void say_store_away(job *j, const err *e)
 {
     if (!j->store_away && e)
@@ -231,8 +232,8 @@ static void say_store_away(job *j, const err *e)
     j->store_away = e;
 }
 
-/* What a part of the job was computed with counts for all of it: also what of an earlier run made
- * it another one than an undisturbed run. */
+/* Starts the round machine with what the history has of earlier runs: the algorithms, which count
+ * for the whole job, and the reason if the job is not exact any more. */
 static void start(job *j, const round_resume *resume)
 {
     char algorithms[DIGEST_HEX_BYTES];
@@ -281,7 +282,7 @@ static void open_failed(job *j, const err *e)
     end(j, "failed", reason, e->message, 0, "");
 }
 
-/* Where it goes on, if `t` has found a checkpoint; the rows are the caller's to free. */
+/* Where the job goes on, from the checkpoint that `t` has found. The caller frees the rows. */
 static int read_resume(job *j, const task *t, const json_t *open, round_resume *resume, err *e)
 {
     if (job_record_restore(&j->record, t->record, &t->info, e))
@@ -313,7 +314,7 @@ static void go_on(job *j, const task *t, const json_t *open)
 static void opened(job *j, const task *t)
 {
     if (j->stage != JOB_OPENING)
-        return; /* a fresh job runs already; what it cannot write it hears of later */
+        return; /* a new job runs already; its later tasks report what cannot be written */
     if (t->status && retry_later(j, t)) {
         say_store_away(j, &t->e);
         return;
@@ -328,7 +329,7 @@ static void opened(job *j, const task *t)
         end_as_recorded(j, t->record);
         return;
     }
-    /* It stays until there is a checkpoint after it, whatever ends the job. */
+    /* The open epoch stays until there is a checkpoint after it, however the job ends. */
     json_t *open = json_object_get(t->record, "open");
     history_open(j->record.history, json_incref(open));
     if (t->resumed) {
@@ -349,7 +350,7 @@ static void note_committed(job *j, const task *t)
     job_record_committed(&j->record, epoch, t->work.seconds);
 }
 
-/* The model store has the state of a checkpoint. */
+/* The model store went back to a checkpoint: so does the record. */
 static round_resume note_older(job *j, const task *t)
 {
     cleanup_json json_t *record = history_json(j->record.history);
@@ -359,7 +360,7 @@ static round_resume note_older(job *j, const task *t)
     return job_record_resume(&j->record, &t->info);
 }
 
-/* A task of the round machine's has come back: into the books, then to the machine. */
+/* Records the outcome of a task of the round machine, then gives the machine its event. */
 static void note_outcome(job *j, const task *t, round_event event)
 {
     round_resume resume;
@@ -377,8 +378,8 @@ static void note_outcome(job *j, const task *t, round_event event)
     job_step(j, event);
 }
 
-/* The news that Redis is back waits for the tasks that still spoke to the old one: the machine
- * would take their outcomes for those of what comes after. */
+/* Reports that Redis is back, once no task that used the old Redis is out: the machine would take
+ * the outcome of such a task for that of a later one. */
 static void say_redis_back(job *j)
 {
     database_watch *w = &j->database;
@@ -479,7 +480,7 @@ static void revived(job *j)
                      "redis-server runs again; a call to the one before has not returned");
 }
 
-/* Until the machine's deadline for it ends the job. */
+/* Reports a failed restart. The machine's deadline for Redis ends the job. */
 static void not_revived(job *j, const err *e)
 {
     char text[ERR_MESSAGE_BYTES + 64];

@@ -1,13 +1,13 @@
-/* ps_job_internal.h: what the files of a job share. An epoch goes round through them:
+/* ps_job_internal.h: what the files of a job share. An event passes through them:
  *
- *   job_receive.c  a frame has come; frame_in.h says what it means    ──┐
- *   ps_job.c       a task or a time is over; effects.h says what of it ─┤
- *                                                                       ▼
+ *   job_receive.c  a frame has come (frame_in.h)                     ──┐
+ *   ps_job.c       a task has come back (effects.h), or a time is due ─┤
+ *                                                                      ▼
  *   job_step.c     the step: the round machine (round.h, for GPUs averaging.h) decides, and each
  *                  action is carried out: as a frame (frame_out.h) or as a task (effects.h)
  *
- * ps_job.c has a job's life besides: its stages, its begin and its end. What a job has done is kept
- * by job_record.h, what its functions use by job_usage.h, its database by database_watch.h. */
+ * ps_job.c also has a job's stages, its begin and its end. job_record.h records what the job has
+ * done, job_usage.h what its functions use; database_watch.h watches its database. */
 #ifndef KUBEML_PS_JOB_INTERNAL_H
 #define KUBEML_PS_JOB_INTERNAL_H
 
@@ -21,8 +21,8 @@
 #include "ps_job.h"
 
 enum {
-    JOB_RETRY_MS = 1000, /* of OPEN and FINISH: between two tries, and all of them */
-    JOB_GIVE_UP_MS = 60000,
+    JOB_RETRY_MS = 1000,    /* between two tries of OPEN or FINISH */
+    JOB_GIVE_UP_MS = 60000, /* for all tries of one */
 };
 
 typedef enum job_stage {
@@ -38,7 +38,7 @@ struct job {
     job_host host;
     job_spec spec;
     job_stage stage; /* ps_job.c's */
-    /* the parts, each of which keeps its own */
+    /* the parts; each owns its state */
     round_machine *machine;
     averaging *averaging;
     job_record record;
@@ -46,24 +46,24 @@ struct job {
     effects effects;
     database_watch database;
     modelstore_access owner, member; /* of the model store, once it is prepared */
-    /* job_receive.c: who has said what */
-    conn *asker;                        /* waits for `accepted`; NULL when it went */
-    conn *current;                      /* whose hello is being answered */
+    /* job_receive.c: what was received */
+    conn *asker;                        /* the controller that waits for `accepted`; NULL: gone */
+    conn *current;                      /* the function whose hello is being handled */
     json_t *about[ROUND_FUNCTIONS_MAX]; /* {"cpu","threads"} of each function's hello */
-    bool begun;                         /* a batch is trained, and the controllers were told */
-    bool needs_losses;                  /* the functions' schedule goes by validation losses */
-    char *stop;                         /* why, while it does not run yet; NULL: go on */
+    bool begun;                         /* a batch is trained, and `begun` was sent */
+    bool needs_losses;                  /* the learning rate follows validation losses */
+    char *stop;                         /* reason of a stop before RUNNING; NULL: none */
     bool stop_suspends;
-    /* job_step.c: what is under way */
+    /* job_step.c: the present step */
     int epoch, round;    /* for the log */
-    json_t *shared_task; /* of a shared process, made of the step's tasks of its functions */
+    json_t *shared_task; /* of a shared process: the step's tasks of its functions */
     int shared_incarnation;
     /* ps_job.c: OPENING and FINISHING */
     int64_t retry_due_ms, give_up_ms;
-    bool store_away; /* told, while OPENING */
+    bool store_away; /* reported, while OPENING */
     checkpoint_info final;
     bool keep_model;
-    json_t *finished; /* what was told at the end, and is to whoever attaches */
+    json_t *finished; /* the frame sent at the end, and to each controller that attaches later */
 };
 
 static inline bool job_is_shared(const job *j) /* one process runs all of its functions */
@@ -73,20 +73,21 @@ static inline bool job_is_shared(const job *j) /* one process runs all of its fu
 
 /* ---- job_step.c ---- */
 
-/* The round machine takes `event` (its time is filled in); what follows is carried out, and so is
- * what the averaging machine has to say when the step is over. */
+/* Gives `event` to the round machine (fills in its time) and carries out the actions. Then settles
+ * the averaging machine, whose event makes another step. */
 void job_step(job *j, round_event event);
-/* The averaging machine takes `event`, outside of a step, */
+/* Gives `event` to the averaging machine, outside of a step. */
 void job_average(job *j, averaging_event event);
-/* or before or within one: what has failed is not told before that is over. */
+/* The same before or within a step: a failure is reported when that step is over. */
 void job_average_in_step(job *j, averaging_event event);
 void job_send_init(job *j); /* to the function 0 that is to make version 0 */
-/* Closes a connection, of a function or of whoever wanted to be one; with a reason: */
+/* Closes a connection; the averaging machine gets a function's GONE. */
 void job_drop(job *j, conn *c);
+/* The same, after sending `refused`. */
 void job_refuse(job *j, conn *c, err_code code, const char *message);
-/* To a controller that attaches: what is so now, and each epoch after `after_epoch`. */
+/* Sends the present state to a controller that attaches, and each epoch after `after_epoch`. */
 void job_tell_state(job *j, conn *c, int after_epoch);
-/* To `only`, or to all (NULL); then it is noted in the history, too. */
+/* Sends a condition to `only`, or to all (NULL) and then records it in the history, too. */
 void job_tell_condition(job *j, conn *only, const char *name, bool status, const char *reason,
                         const char *message);
 

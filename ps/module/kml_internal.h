@@ -13,7 +13,7 @@
 #include "common/modelstore/shm.h"
 #include "kml_logic.h"
 
-/* What one function has brought for the open round. */
+/* One function's contribution to the open round. */
 typedef struct publication {
     bool published;
     int incarnation; /* -1: nothing yet */
@@ -61,7 +61,7 @@ block logic_reference(const logic_job *j, int64_t version);
 int logic_reserve_own(logic_job *j, int64_t version, err *e);
 logic_job *logic_job_new(const logic_host *host, block_shape shape); /* one holder; NULL */
 void logic_job_drop(logic_job *j);                                   /* by one of its holders */
-/* What was published counts for nothing; a lower incarnation stays refused. */
+/* Forgets what was published. A lower incarnation stays refused. */
 void logic_publication_forget(logic_job *j, publication *p);
 void logic_publications_reset(logic_job *j);
 void logic_show_state(const logic_job *j); /* in the segment */

@@ -1,10 +1,10 @@
 /* kml_logic.c: see kml_logic.h.
  *
  * The reference is double-buffered by the version's parity, in the job's segment or in two blocks
- * of the job's own. A merge writes the other one and becomes visible by logic_merge_end alone,
- * which changes version, open round, checksum and ledger together and cannot fail half-way: the
- * ledger's room is made in begin. Chunks that came through WRITE are not copied: the argument is
- * kept. */
+ * of the job's own. A merge writes the other buffer and becomes visible by logic_merge_end alone,
+ * which changes version, open round, checksum and ledger together. It cannot fail half-way: begin
+ * makes room in the ledger. Chunks that came through WRITE are not copied: the argument is
+ * retained. */
 #include "kml_internal.h"
 
 #include <limits.h>
@@ -82,7 +82,6 @@ static void publication_reset(logic_job *j, publication *p)
     *p = (publication){.incarnation = -1, .slot = -1};
 }
 
-/* What was published counts for nothing; a lower incarnation stays refused. */
 void logic_publication_forget(logic_job *j, publication *p)
 {
     int incarnation = p->incarnation;
@@ -226,7 +225,7 @@ int logic_check_round(const logic_job *j, int64_t epoch, int64_t round, err *e)
     if (epoch == j->epoch && round == j->round)
         return 0;
     bool old = epoch < j->epoch || (epoch == j->epoch && round < j->round);
-    if (!old && !j->present) /* being put back: who publishes had it before this store was made */
+    if (!old && !j->present) /* being restored: the publisher had it from an earlier model store */
         return err_set(e, ERR_NOT_FOUND, "the reference is not here yet");
     return err_set(e, old ? ERR_STALE : ERR_CONFLICT,
                    "epoch %lld, round %lld is %s: open is epoch %lld, round %lld", (long long)epoch,
@@ -337,8 +336,8 @@ static int publish_parse(const logic_job *j, int argc, const logic_arg *argv, pu
                : 0;
 }
 
-/* They were written to what was here before the model was put back: they are to be written again.
- */
+/* Chunks may be missing that were written before the model was restored: the function writes them
+ * again. */
 static int check_chunks(const logic_job *j, const publish_args *a, const publication *p, err *e)
 {
     if (a->slot < 0 && p->chunks_here != logic_chunks(j->shape))
@@ -347,8 +346,9 @@ static int check_chunks(const logic_job *j, const publish_args *a, const publica
     return 0;
 }
 
-/* Who has the slot now has written over what another function published from it: kubeml-ps gave it
- * to somebody else once that one was dead, and may not have heard that it had published. */
+/* Forgets what another function published from this slot, since its bytes were overwritten.
+ * kubeml-ps gives the slot of a dead function to another one, and may not know that the dead
+ * function had published. */
 static void take_slot(logic_job *j, const publish_args *a)
 {
     for (int f = 0; a->slot >= 0 && f < LOGIC_FUNCTIONS_MAX; f++) {

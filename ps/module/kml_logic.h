@@ -5,11 +5,12 @@
  * the same calls without a Redis. Nothing here aborts on what comes from outside, and memory that
  * is gone is an error: blocks come from the host's alloc, the rest from malloc.
  *
- * Threads: all calls on a job come from one thread at a time (Redis's main thread, or whoever holds
- * its lock) but logic_merge_run, which may run beside them. While a merge runs, publications of the
- * round are closed (ERR_CONFLICT), another merge is to be asked for again (ERR_UNAVAILABLE: it may
- * be this one, whose answer was lost), and the reference that is read is not the one that is
- * written.
+ * Threads: all calls on a job come from one thread at a time (Redis's main thread, or the thread
+ * that holds its lock), but for logic_merge_run, which may run beside them. While a merge runs:
+ *   - publications of the round are refused (ERR_CONFLICT);
+ *   - another merge is refused, to be tried again (ERR_UNAVAILABLE): it may be a repetition of this
+ *     one, whose answer was lost;
+ *   - the merge does not write the reference that is read.
  *
  * Arguments are those of the command after the key's name; integers are decimal text. */
 #ifndef KUBEML_KML_LOGIC_H
@@ -42,14 +43,14 @@ typedef struct logic_host {
     void (*free)(void *p);
     void (*retain)(void *owner); /* the argument stays until release */
     void (*release)(void *owner);
-    /* Where a retained argument's bytes are: once its command is over they may have moved, and stay
-     * there from then on. */
+    /* Where a retained argument's bytes are. They may move until the argument's command is over,
+     * and stay in place from then on. */
     const char *(*text)(void *owner);
     const char *segment_dir; /* where segments may be opened; NULL: /dev/shm */
-    int threads;             /* of a merge; 0: what pays */
+    int threads;             /* of a merge, at most; 0: as many as pay */
 } logic_host;
 
-/* Where answers go. An array of n is followed by n values. */
+/* Takes an answer. An array of n is followed by n values. */
 typedef struct logic_reply {
     void (*array)(void *user, size_t n);
     void (*integer)(void *user, int64_t n);

@@ -71,7 +71,7 @@ static int merge_parse_parts(logic_merge *m, const logic_arg *argv, err *e)
     return 0;
 }
 
-/* As modelstore_ledger_full: then it begins anew with the next element. */
+/* Like modelstore_ledger_full. A full ledger begins anew with the next element. */
 static bool ledger_is_full(const logic_job *j, size_t more)
 {
     return j->ledger_len + more + 3 > LOGIC_LEDGER_BYTES_MAX;
@@ -195,7 +195,7 @@ static void commit(logic_merge *m)
     logic_show_state(j);
 }
 
-/* The publication is forgotten, so that the function (or its replacement) can publish again. */
+/* Forgets a refused publication, so that the function or its replacement can publish again. */
 static int refused(logic_merge *m, err *e)
 {
     if (e)

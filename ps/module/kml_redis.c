@@ -1,9 +1,9 @@
 /* kml_redis.c: the Redis module's glue: commands KUBEML.*, the key type "kubemljob", threads.
  *
- * What a command means is kml_logic.h's. This file owns what only Redis can give: keys, arguments
- * that are kept beyond their command, replies, and a long merge on a thread of its own while the
- * client waits, so that Redis answers others meanwhile. Redis's own allocator is used for blocks
- * where it has a TryAlloc (they then count as used memory), else malloc; never its Alloc, which
+ * kml_logic.h carries the commands out. This file has what only Redis can give: keys, arguments
+ * that are retained beyond their command, and replies. A long merge runs on a thread of its own
+ * while its client waits, so that Redis answers other clients. Blocks come from Redis's TryAlloc,
+ * where it has one (they then count as used memory), else from malloc; never from its Alloc, which
  * ends Redis when memory is gone.
  *
  * Load with: loadmodule kubeml-redis.so [segment-dir PATH] [threads N] */
@@ -96,7 +96,7 @@ static int reply_ok(RedisModuleCtx *ctx)
 
 /* ---- arguments and keys --------------------------------------------------------------------- */
 
-/* What follows the key's name. Returns how many, or -1. */
+/* Reads the arguments after the key's name. Returns their number, or -1. */
 static int arguments(RedisModuleString **argv, int argc, logic_arg out[ARGUMENTS_MAX], err *e)
 {
     if (argc < 2 || argc - 2 > ARGUMENTS_MAX)
@@ -208,7 +208,7 @@ static int command_create(RedisModuleCtx *ctx, RedisModuleString **argv, int arg
 
 /* ---- MERGE ---------------------------------------------------------------------------------- */
 
-/* A merge on its own thread, from there on; then its outcome, until the client has its answer. */
+/* A merge and its outcome, until the client has its reply. A long merge has a thread of its own. */
 typedef struct background {
     RedisModuleBlockedClient *client;
     logic_merge *merge;

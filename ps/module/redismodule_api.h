@@ -33,7 +33,7 @@ typedef struct RedisModuleDigest RedisModuleDigest;
 typedef struct RedisModuleBlockedClient RedisModuleBlockedClient;
 typedef int (*RedisModuleCmdFunc)(RedisModuleCtx *ctx, RedisModuleString **argv, int argc);
 
-/* Version 1 of the structure: what comes later in it is not read. */
+/* Version 1 of the structure: Redis does not read the fields of later versions. */
 typedef struct RedisModuleTypeMethods {
     uint64_t version;
     void *(*rdb_load)(RedisModuleIO *io, int encver);

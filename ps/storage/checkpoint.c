@@ -288,7 +288,7 @@ bool checkpoint_is_damaged(err_code code, bool last)
 {
     return (code == ERR_IO && last) || code == ERR_CORRUPT || code == ERR_NOT_FOUND ||
            code == ERR_UNSUPPORTED || code == ERR_INVALID ||
-           code == ERR_LIMIT; /* the last two: of what its header says */
+           code == ERR_LIMIT; /* the last two: the header is wrong */
 }
 
 /* All checkpoints of that kind in order of age; the caller frees *out. */
@@ -302,7 +302,7 @@ static int list(store *s, const char *job, const char *kind, blob_entry **out, s
                : 0;
 }
 
-/* How many of those, in order of age, are not beyond `newest`. */
+/* How many of `found`, in order of age, are not after `newest`. */
 static size_t up_to(const blob_entry *found, size_t count, const char *newest)
 {
     while (count > 0 && strcmp(found[count - 1].name, newest) > 0)
@@ -346,7 +346,7 @@ int checkpoint_beyond(store *s, const char *job, int epochs, bool *any, err *e)
     return 0;
 }
 
-/* Deletes one that may be gone by now. */
+/* Deletes a blob that may be gone by now. */
 static int drop(store *s, const char *name, err *e)
 {
     err gone = ERR_INIT;
@@ -420,7 +420,7 @@ static int take_weights(safetensors *f, tensor_filter *out, model *m, err *e)
     return 0;
 }
 
-/* Of a model that the job has made itself, these say that it is to be made again. */
+/* Makes ERR_INVALID of errors which would say that the job's own model is to be made again. */
 static int init_is_not_there(const char *init, err *e)
 {
     if (e && (e->code == ERR_NOT_FOUND || e->code == ERR_CONFLICT || e->code == ERR_CORRUPT))

@@ -9,15 +9,15 @@
 #include "common/store/store.h"
 
 enum {
-    /* What is beside the epochs' lists (plan, conditions, an open epoch) has the rest. */
+    /* The rest is for the plan, the conditions and an open epoch. */
     EPOCHS_BYTES_MAX = STORE_RECORD_BYTES_MAX - (2 << 20),
-    DETAILS_MIN = 16, /* epochs whose details stay: a job goes on from one of the newest */
-    LEAVE_OUT = 8,    /* of what there are details of, that part at a time */
+    DETAILS_MIN = 16, /* epochs whose details stay: a job is resumed from one of the newest */
+    LEAVE_OUT = 8,    /* an eighth of the epochs with details loses them at a time */
 };
 
 struct history {
     json_t *record;
-    size_t left_out; /* of so many first epochs there are no details */
+    size_t left_out; /* how many first epochs have no details */
     size_t bytes;    /* about what the epochs' lists take as text */
 };
 
@@ -54,8 +54,8 @@ static const struct column {
 };
 enum { COLUMNS = sizeof columns / sizeof columns[0] };
 
-/* What of an epoch is given up where there are too many of them: neither the results nor what tells
- * how many there were. Who contributed what (`shares`) is one, too. */
+/* Whether the first epochs lose this column where there are too many epochs. They keep their
+ * results, and so the number of epochs. `shares` is a detail, too. */
 static bool is_detail(const struct column *c)
 {
     return c->kind == TEXT || (c->object && strcmp(c->object, "data") != 0);
@@ -163,7 +163,7 @@ static void take_value(epoch_result *r, const struct column *c, const json_t *va
     }
 }
 
-/* With the comma behind it. */
+/* Bytes of the value as text, with the comma behind it. */
 static size_t bytes_of(const json_t *value)
 {
     return json_dumpb(value, NULL, 0, JSON_COMPACT | JSON_ENCODE_ANY) + 1;
@@ -187,7 +187,7 @@ static size_t bytes_of_epochs(const history *h)
     return bytes;
 }
 
-/* Gives the bytes that go. */
+/* Returns the bytes that this saves. */
 static size_t drop_first(json_t *list, size_t count)
 {
     size_t i, bytes = 0;
@@ -213,7 +213,7 @@ static void set_left_out(history *h, size_t epochs)
         json_object_del(h->record, "left_out");
 }
 
-/* A job does not end because its record is full: the oldest details go. */
+/* Drops the oldest details of a full record, so that the job can go on. */
 static void thin(history *h)
 {
     json_t *shares = json_object_get(h->record, "shares");

@@ -23,13 +23,13 @@ struct storage_worker {
     int slots, generation;
     modelstore_state state; /* as committed last; version -1: no model yet */
     bool created;
-    bool half_made; /* version 0 is what function 0 drew, and not the other model's weights yet */
-    bool suspended; /* there may be models of where it was suspended, or ended before it went on */
+    bool half_made; /* version 0 is function 0's initial model, without the other model's weights */
+    bool suspended; /* there may be models of suspensions, or of an end before a resumption */
     buf ledger;     /* the elements so far, with commas between */
     model model;    /* room for the reference; its layout is the job's */
-    modelstore_state held; /* that `model` is a copy of; version HELD_NONE: of none */
-    size_t held_ledger;    /* bytes of the ledger then */
-    model spare;           /* without a segment: room for what follows `model`, until it is whole */
+    modelstore_state held; /* the state that `model` is a copy of; version HELD_NONE: of none */
+    size_t held_ledger;    /* bytes of the ledger at `held` */
+    model spare;           /* without a segment: room for the next copy, until it is whole */
 };
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
@@ -132,7 +132,7 @@ static int fetch_into(storage_worker *k, const model *to, err *e)
     return 0;
 }
 
-/* Beside the copy of before, which counts until this one is whole. */
+/* Fetches beside the present copy, which counts until the new copy is whole. */
 static int fetch_beside(storage_worker *k, err *e)
 {
     if ((!k->spare.memory && model_new(&k->spare, k->model.layout.text, e)) ||
@@ -159,15 +159,16 @@ static int fetch(storage_worker *k, err *e)
     return 0;
 }
 
-/* After each change of the reference: without a segment only our own memory survives Redis. */
+/* Copies the reference after each change, but not from a segment, which survives Redis. */
 static int hold(storage_worker *k, err *e)
 {
     failpoint("before-copy");
     return shared(k) ? 0 : fetch(k, e);
 }
 
-/* Neither a contribution nor a model of ours is at fault, which were verified when they came: it is
- * another Redis by now, which knows nothing of them, or what travelled was damaged on its way. */
+/* Makes the model store the cause of an error: contributions and models were verified when they
+ * came. This is another Redis by now, which does not have them, or bytes were damaged on their way.
+ */
 static int blame_store(err *e)
 {
     if (e->code == ERR_NOT_FOUND || e->code == ERR_CORRUPT)
@@ -175,7 +176,7 @@ static int blame_store(err *e)
     return -1;
 }
 
-/* The model store at k->state: from our copy, or from what the segment holds, or empty. */
+/* Makes the model store at k->state: from the copy, from what the segment holds, or empty. */
 static int create(storage_worker *k, err *e)
 {
     bool copy = k->state.version >= 0 && k->held.version == k->state.version;
@@ -194,7 +195,7 @@ static int create(storage_worker *k, err *e)
     return 0;
 }
 
-/* The store says what the block's checksum is; needed to find it again in the segment. */
+/* Gets the block's checksum from the model store, to find the block again in the segment. */
 static int learn_state(storage_worker *k, err *e)
 {
     modelstore_status *now = malloc(sizeof *now);
@@ -220,11 +221,11 @@ static int create_from_model(storage_worker *k, err *e)
     return 0;
 }
 
-/* ---- who may write --------------------------------------------------------------------------- */
+/* ---- fencing --------------------------------------------------------------------------------- */
 
-/* The pod of a lost node may go on there, with a Redis of its own: what the kubeml-ps that followed
- * it has written stays. The record as it stands, NULL where there is none, and its version, to be
- * replaced. */
+/* Reads the history's record (NULL: there is none) and its version, which a write replaces.
+ * ERR_STALE: a later kubeml-ps of the job has written. A pod may go on at a lost node, with a Redis
+ * of its own, and must not overwrite what its successor has written. */
 static int look(storage_worker *k, json_t **record, uint64_t *version, err *e)
 {
     err none = ERR_INIT;
@@ -248,13 +249,13 @@ static int fence(storage_worker *k, uint64_t *version, err *e)
     return look(k, &record, version, e);
 }
 
-/* Between the look and the write another has written: to be looked at again. */
+/* Whether another process has written between the look and the write: then look again. */
 static bool overtaken(const err *e)
 {
     return e->code == ERR_CONFLICT || e->code == ERR_EXISTS || e->code == ERR_NOT_FOUND;
 }
 
-/* Replaces what was looked at and nothing else. */
+/* Replaces the version that fence has looked at, and no other. */
 static int put_history(storage_worker *k, json_t *record, err *e)
 {
     if (!record)
@@ -283,9 +284,9 @@ static bool has_succeeded(const json_t *record)
     return state && strcmp(state, "succeeded") == 0;
 }
 
-/* Before anything is read of what the job goes on from, the history bears our number: whoever had
- * the job before may live, and can from now on neither commit nor end it. Leaves the record in
- * *out; NULL: there is none yet. */
+/* Writes this kubeml-ps's generation into the history before anything else is read. An earlier
+ * kubeml-ps of the job may still live: from now on it can neither commit nor end the job. Leaves
+ * the record in *out; NULL: there is none yet. */
 static int claim(storage_worker *k, json_t **out, err *e)
 {
     for (int tries = 0;; tries++) {
@@ -309,7 +310,7 @@ static int claim(storage_worker *k, json_t **out, err *e)
 
 /* ---- open ------------------------------------------------------------------------------------ */
 
-/* Goes on from a checkpoint's model, which becomes the keeper's. */
+/* Goes on from a checkpoint's model, and owns the model. */
 static int take_model(storage_worker *k, task *t, model *found, err *e)
 {
     drop_copies(k);
@@ -332,14 +333,14 @@ static int from_checkpoint(storage_worker *k, task *t, int epochs_max, err *e)
         return -1;
     if (take_model(k, t, &found, e) == 0)
         return 0;
-    /* Not there yet: whoever tries again is to hear again that it is an older state. */
+    /* Failed: the next try has to report, again, that it goes back to an older state. */
     k->state = before;
     k->held.version = HELD_NONE;
     return -1;
 }
 
-/* Whether the job goes on in the epoch that `open` tells of. A history that has that epoch may have
- * been written before its checkpoint was. */
+/* Whether the job goes on in the epoch that `open` describes. Where the history has that epoch,
+ * its checkpoint may be missing: the history is written first. */
 static int is_open(storage_worker *k, const task *t, const json_t *open, bool *is, err *e)
 {
     json_int_t epoch = json_integer_value(json_object_get(open, "epoch"));
@@ -359,9 +360,9 @@ static int is_open(storage_worker *k, const task *t, const json_t *open, bool *i
     return -1;
 }
 
-/* A job that was suspended between two merges of an epoch left its model under the number of the
- * kubeml-ps that wrote it, which is not the history's any more. 0 without `*is`: there is none that
- * the history knows, and the newest checkpoint counts. */
+/* Reads the model of a job that was suspended between two merges of an epoch. The model's name has
+ * the generation of the kubeml-ps that wrote it; the history's generation is a later one. 0 without
+ * `*is`: there is no such model that the history knows, and the newest checkpoint counts. */
 static int find_suspended(storage_worker *k, task *t, model *found, bool *is, err *e)
 {
     const json_t *open = json_object_get(t->record, "open");
@@ -388,9 +389,9 @@ static int find_suspended(storage_worker *k, task *t, model *found, bool *is, er
     return 0;
 }
 
-/* There is no checkpoint that the history knows. One of the epoch after the history's last belongs
- * to a commit that was never acknowledged, and is made again; later ones mean that the history has
- * lost epochs. */
+/* Begins anew where there is no checkpoint that the history knows. A checkpoint of the epoch after
+ * the history's last belongs to a commit that was never acknowledged, and is made again. Later ones
+ * mean that the history has lost epochs. */
 static int begin_anew(storage_worker *k, int epochs, err *e)
 {
     bool lost;
@@ -410,7 +411,7 @@ static int begin_anew(storage_worker *k, int epochs, err *e)
 static int resume(storage_worker *k, task *t, err *e)
 {
     if (has_succeeded(t->record))
-        return 0; /* nothing is left to do but to say so */
+        return 0; /* only the end is left to report */
     model found;
     if (find_suspended(k, t, &found, &t->open, e))
         return -1;
@@ -492,7 +493,7 @@ static bool merged_already(const modelstore_state *now, const modelstore_round *
            now->round == r->next_round;
 }
 
-/* As the model store does: a full one begins anew. */
+/* Like the model store: a full ledger begins anew. */
 static int note_ledger(storage_worker *k, const char *element, err *e)
 {
     if (modelstore_ledger_full(k->ledger.len, strlen(element))) {
@@ -511,14 +512,13 @@ static int merge(storage_worker *k, task *t, const modelstore_round *r, err *e)
     t->bad_function = -1;
     if (!merged_already(&k->state, r)) {
         err why = ERR_INIT;
-        /* Room for the note before there is something to note: a repeated merge notes nothing any
-         * more. */
+        /* Makes room in the ledger before the merge: a repeated merge adds nothing any more. */
         size_t more = strlen(r->ledger) + 1;
         if (!modelstore_ledger_full(k->ledger.len, more) && buf_reserve(&k->ledger, more, e))
             return -1;
         if (modelstore_merge(k->models, r, soon(), &out, &why)) {
             t->bad_function = out.bad_function;
-            /* The answer to an earlier try was lost on the way: what it did is what we want. */
+            /* An earlier try did this merge; its answer was lost. */
             if (why.code != ERR_STALE || !merged_already(&out.state, r)) {
                 if (e)
                     *e = why;
@@ -534,8 +534,8 @@ static int merge(storage_worker *k, task *t, const modelstore_round *r, err *e)
     return hold(k, e) ? blame_store(e) : 0;
 }
 
-/* Over what function 0 has drawn, of which the rest stays. May be done once more after a failure:
- * what was drawn is still there, under the same weights or under none. */
+/* Puts the other model's weights over function 0's initial model, the rest of which stays. May be
+ * repeated after a failure: the rest is still there, under the same weights or under none. */
 static int lay_weights_over(storage_worker *k, const task *t, err *e)
 {
     failpoint("before-weights");
@@ -629,9 +629,9 @@ static int prune_suspended(storage_worker *k, int generation, err *e)
     return 0;
 }
 
-/* What the job ended or was suspended with before it was resumed is older than a checkpoint that it
- * has made since. Where we were stopped for long it may be what the kubeml-ps that goes on in our
- * place has made: the number is looked at once more. */
+/* Removes the models of ends and suspensions before the job was resumed: they are older than the
+ * new checkpoint. Looks at the generation once more: after a long pause of this process these
+ * models may be its successor's. */
 static int prune_ends(storage_worker *k, err *e)
 {
     uint64_t version;
@@ -643,8 +643,9 @@ static int prune_ends(storage_worker *k, err *e)
                : 0;
 }
 
-/* What stands there already is of a try that did not live to say so, or of this job before it was
- * resumed; or, where we were stopped for long, of the kubeml-ps that goes on in our place. */
+/* Writes the model as blob `name`. A blob that is there already is of a try that crashed, or of
+ * this job before it was resumed: it is replaced. After a long pause of this process it may be its
+ * successor's: then fence fails. */
 static int write_model(storage_worker *k, const char *name, checkpoint_info *info, err *e)
 {
     err none = ERR_INIT, first = ERR_INIT;
@@ -675,7 +676,7 @@ static int run_commit(storage_worker *k, task *t, err *e)
     return 0;
 }
 
-/* A merge that was not copied yet went with Redis, and nobody was told of it. */
+/* Goes back to the copy: a merge that was not copied was lost with Redis, and was not reported. */
 static void back_to_copy(storage_worker *k)
 {
     k->state = k->held;
@@ -684,8 +685,8 @@ static void back_to_copy(storage_worker *k)
         k->ledger.bytes[k->ledger.len] = '\0';
 }
 
-/* The version that was last in the model store, or the newest checkpoint. Where there is neither
- * nothing is: the model is made again. */
+/* Restores the last version of the model store, or the newest checkpoint. Where there is neither,
+ * the model store stays empty, and the model is made again. */
 static int restore(storage_worker *k, task *t, err *e)
 {
     err why = ERR_INIT;
@@ -712,23 +713,24 @@ static int run_restore(storage_worker *k, task *t, err *e)
     k->created = false;
     if (!shared(k) && k->held.version >= 0)
         back_to_copy(k);
-    if (k->half_made) /* what was drawn alone is no version */
+    if (k->half_made) /* function 0's initial model alone is no version */
         forget_model(k);
-    if (k->model.memory && restore(k, t, e)) /* else it was never filled */
+    if (k->model.memory && restore(k, t, e)) /* else the model store was never filled */
         return -1;
     t->version = k->state.version;
     return 0;
 }
 
-/* Where the job goes on in the middle of an epoch it does so from a blob that is never written
- * again: the one before stays until the history speaks of this one. */
+/* Writes the final model and, within an epoch, that of the suspension. A job is resumed from the
+ * latter, a blob that is never written again: the previous one stays until the history names this
+ * one. */
 static int keep_models(storage_worker *k, task *t, err *e)
 {
     char name[STORE_KEY_BYTES];
     if (place_in_job(k, &t->info, e))
         return -1;
     json_t *open = json_object_get(t->record, "open");
-    if (open && !json_object_get(open, "generation")) { /* else it was resumed with it */
+    if (open && !json_object_get(open, "generation")) { /* else the job was resumed with it */
         k->suspended = true;
         if (json_object_set_new(open, "generation", json_integer(k->generation)))
             return err_set(e, ERR_NOMEM, "no memory for the history");

@@ -1,9 +1,9 @@
-/* storage_worker.h: what a job leaves behind: its model in the model store, its checkpoints and its
- * history.
+/* storage_worker.h: writes what a job leaves behind: its model in the model store, its checkpoints
+ * and its history.
  *
- * The keeper owns the connection to the model store and the handle of the store, and works on a
- * worker thread alone: each task is one blocking piece of work, posted by the owner thread with its
- * inputs and taken back with its outcome. All tasks may be repeated: what is done already is
+ * The storage worker owns the connection to the model store and the handle of the store, and works
+ * on a worker thread alone. Each task is one blocking piece of work: the owner thread posts it with
+ * its inputs and takes it back with its outcome. All tasks may be repeated: what is done already is
  * recognised.
  *
  * Failpoints, in the order of a job: opened, created, before-merge, before-copy, after-merge,
@@ -38,10 +38,10 @@ typedef enum task_kind {
     TASK_LOAD,    /* in: layout, init. Version 0 from another model. out: version */
     TASK_INITIAL, /* in: incarnation, init, without. Merges function 0's model. out: version */
     TASK_MERGE,   /* in: merge, rows, ledger, incarnation. out: version, bad_function */
-    TASK_ROOM,    /* in: function, slot. ERR_NOMEM: there is none for what it publishes */
+    TASK_ROOM,    /* in: function, slot. ERR_NOMEM: no room for the function's contributions */
     TASK_COMMIT,  /* in: record, info. History and checkpoint, durable. out: info.sha256 */
-    /* after Redis came back empty. out: version, -1 where it is to be made again; resumed, info if
-     * from a checkpoint */
+    /* After Redis came back empty. out: version, -1 where the model is to be made again; resumed,
+     * info if from a checkpoint */
     TASK_RESTORE,
     TASK_FINISH, /* in: record, info, keep_model. out: info.sha256 ("" where there is no model) */
 } task_kind;
@@ -53,18 +53,18 @@ typedef struct task {
     /* outcome */
     int status; /* 0 or -1 */
     err e;
-    /* inputs; what is a pointer belongs to the task */
+    /* inputs; the task owns what they point to */
     modelstore_access access;
     char store[STORE_LOCATOR_BYTES], job[64], init[64];
-    char without[REQUEST_TENSORS_BYTES]; /* INITIAL: of init; "": none of its weights is taken */
+    char without[REQUEST_TENSORS_BYTES]; /* INITIAL: tensors of init; "": takes no weights of it */
     bool resume, keep_model;
     bool last;       /* OPEN, RESTORE: no other try follows, see checkpoint_newest */
-    int generation;  /* OPEN: nothing is written once a later kubeml-ps of the job has */
+    int generation;  /* OPEN: this kubeml-ps writes nothing once a later one of the job has */
     int parallelism; /* OPEN: an epoch that was begun with more functions is begun anew */
     char *layout;
     int incarnation; /* INITIAL, and MERGE as one: function 0's that published; ROOM */
     int function, slot;
-    char layout_digest[ROUND_DIGEST_BYTES], algorithms[ROUND_DIGEST_BYTES]; /* ROOM: as it told */
+    char layout_digest[ROUND_DIGEST_BYTES], algorithms[ROUND_DIGEST_BYTES]; /* ROOM: of `ready` */
     round_merge merge;
     round_row *rows;
     char *ledger;
@@ -72,7 +72,7 @@ typedef struct task {
     /* outputs */
     checkpoint_info info;
     bool resumed;
-    bool open; /* in the middle of an epoch: where `record` says under "open" */
+    bool open; /* resumed within an epoch, which "open" of `record` describes */
     int64_t version;
     int bad_function;
     double merge_seconds;
@@ -84,7 +84,7 @@ void task_drop(work *w); /* task_free for worker_stop */
 const char *task_name(task_kind kind);
 
 storage_worker *storage_worker_new(int slots, err *e);
-/* On the thread that had the worker, after it was joined: drops the job's keys and segment. */
+/* After the worker was joined. `drop_model`: drops the job's keys and segment. */
 void storage_worker_free(storage_worker *k, bool drop_model);
 
 #endif
