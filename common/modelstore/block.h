@@ -2,13 +2,13 @@
  * merged.
  *
  * A block is `floats` float32 (weights, running statistics, optimizer state: averaged) and
- * `counters` int64 (step counters: of the contributions the largest wins). In memory the two may
- * lie apart (the engine keeps two arrays); in a shared segment the counters begin at the next
- * multiple of 64 bytes after the floats. Little-endian, as every machine KubeML runs on is.
+ * `counters` int64 (step counters: the largest of the contributions wins). In memory the two may
+ * lie apart (the engine has two arrays). In a shared segment the counters begin at the next
+ * multiple of 64 bytes after the floats. Little-endian, like every machine that KubeML runs on.
  *
  * The checksum is a tree: XXH3-64 of every piece of 64 KiB (the floats' pieces, then the
- * counters'), and XXH3-64 over that list of hashes. So pieces can be hashed while they lie in a
- * core's cache, by several threads, and the sum is the same for every way the bytes travelled. */
+ * counters'), and XXH3-64 over that list of hashes. So several threads can hash pieces while these
+ * lie in a core's cache, and the checksum does not depend on how the bytes travelled. */
 #ifndef KUBEML_BLOCK_H
 #define KUBEML_BLOCK_H
 

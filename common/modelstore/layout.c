@@ -66,7 +66,7 @@ static int check_names(const layout *l, err *e)
     return 0;
 }
 
-/* All offsets 0: the entries lie in the order given. */
+/* Places the entries in the order given, if all offsets are 0. */
 static void place(layout *l)
 {
     uint64_t next[2] = {0, 0};
@@ -80,7 +80,7 @@ static void place(layout *l)
     }
 }
 
-/* Entries in order of place: no gap, no overlap, weights before state. */
+/* Checks the entries, sorted by place: no gap, no overlap, weights before state. */
 static int check_places(layout *l, err *e)
 {
     uint64_t next[2] = {0, 0};
@@ -264,7 +264,7 @@ int layout_without_state(const layout *l, layout *out, err *e)
     size_t count = 0, end = l->count;
     if (!kept)
         return err_set(e, ERR_NOMEM, "layout: no memory");
-    /* Counters stand last, in order of their place: those of the optimizer at the end go. */
+    /* The counters come last, in order of place. The optimizer's counters at the end go. */
     while (end > 0 && l->entries[end - 1].kind == LAYOUT_COUNTER &&
            strncmp(l->entries[end - 1].name, "optimizer.", strlen("optimizer.")) == 0)
         end--;

@@ -1,7 +1,8 @@
-/* layout.h: what the numbers of a model block are called.
+/* layout.h: the names and shapes of a model block's numbers.
  *
- * The engine produces the list of named entries; the model store keeps its text, opaque, beside the
- * block and compares digests, so that a function of another shape never publishes into a job.
+ * The engine produces the list of named entries. The model store keeps the list's text, opaque,
+ * beside the block and compares digests, so that a function of another shape never publishes into a
+ * job.
  * JSON: {"floats":N,"weights":W,"counters":C,"entries":[{"name","kind":"param"|"buffer"|"state"|
  * "counter","shape":[...],"offset"}]}; offsets count numbers within the floats, or within the
  * counters for kind "counter". The first W floats are parameters and buffers, the rest optimizer
@@ -36,7 +37,7 @@ typedef struct layout_entry {
 
 typedef struct layout {
     block_shape shape; /* floats and counters */
-    uint64_t weights;  /* of the floats, parameters and buffers: a prefix */
+    uint64_t weights;  /* parameters and buffers: the first floats */
     layout_entry *entries;
     size_t count;
     char *text; /* canonical JSON; the digest is XXH3-64 of it */

@@ -1,8 +1,8 @@
 /* merge.c: rules, choice of the variant, and the merge of whole blocks.
  *
- * A block is merged piece by piece (block.h): the piece of every input is hashed, merged, and the
- * output's hashed, all while it lies in the core's cache. Pieces are independent of each other, so
- * threads take them in any order without a difference in the bits. */
+ * A block is merged piece by piece (block.h): the piece of every input is hashed and merged, and
+ * the output's piece is hashed, all while they lie in the core's cache. Pieces are independent of
+ * each other, so threads take them in any order without a difference in the bits. */
 #include "merge.h"
 
 #include <math.h>
@@ -90,7 +90,7 @@ typedef struct run {
     block out;
     int n; /* inputs with samples */
     const merge_input *in[MERGE_INPUTS_MAX];
-    int index[MERGE_INPUTS_MAX]; /* where each stands in the caller's list */
+    int index[MERGE_INPUTS_MAX]; /* of each in the caller's list */
     double weight[MERGE_INPUTS_MAX];
     uint64_t *hash; /* (n + 1, pieces): the inputs', then the output's */
     bool *finite;   /* (float_pieces) */

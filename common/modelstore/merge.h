@@ -1,19 +1,20 @@
 /* merge.h: how the published blocks of a round become the next reference.
  *
- * One code for kubeml-ps, the Redis module and the fake, with the same bits from each and from
- * every variant (generic, AVX2, AVX-512; chosen once at run time) and any number of threads:
+ * kubeml-ps, the Redis module and the model store of the tests all use this code. The bits are the
+ * same from every variant (generic, AVX2, AVX-512; chosen at run time) and any number of threads:
  *
  *   w_k    = (double)samples_k / (double)(sum of all samples)          (rule "mean")
  *   out[i] = (float)((((w_0 * x_0[i]) + w_1 * x_1[i]) + w_2 * x_2[i]) + ...)
  *
- * in the order of the functions, the x converted to double, every product and sum rounded to
- * double, one rounding to float at the end; no fused multiply-add, no sum across lanes. So the
- * merge of equal models is that model, bit for bit. Contributions of 0 samples have no weight and
- * are not read. Counters: the largest. Non-finite numbers never enter the reference: an infinite or
- * NaN input always gives a non-finite sum, whose cause is then looked for and named.
+ * in the order of the functions. Each x is converted to double, every product and sum is rounded to
+ * double, and the result is rounded to float once; no fused multiply-add, no sum across lanes. So
+ * the merge of equal models is that model, bit for bit. Contributions of 0 samples have no weight
+ * and are not read. Of counters the largest is taken. Non-finite numbers never enter the reference:
+ * an infinite or NaN input always gives a non-finite sum, and the merge then fails and names the
+ * input.
  *
- * The input's bytes are verified against their checksums while they are merged, piece by piece; the
- * output is only valid when merge_run says so. */
+ * The inputs' bytes are verified against their checksums while they are merged, piece by piece. The
+ * output is valid only after merge_run has returned 0. */
 #ifndef KUBEML_MERGE_H
 #define KUBEML_MERGE_H
 
@@ -33,15 +34,15 @@ enum {
 /* ---- the seam: rules ------------------------------------------------------------------------ */
 
 typedef struct merge_rule {
-    const char *name; /* "mean": by samples; "uniform": every contribution alike */
+    const char *name; /* "mean": by samples; "uniform": equal weights */
     /* Fills `weight` for n >= 1 inputs with samples > 0. */
     void (*weights)(const uint64_t *samples, int n, double *weight);
 } merge_rule;
 
-/* The rule of every job: the mean. Also the rule by which a round's only contribution becomes the
- * reference as it is. Callers that choose a rule ask here. */
+/* The rule of every job: the mean. Callers that choose a rule take this one. It also makes a
+ * round's only contribution the reference, unchanged. */
 const merge_rule *merge_rule_default(void);
-/* ERR_UNSUPPORTED naming the rule and those there are. */
+/* ERR_UNSUPPORTED naming the rule, and the rules that exist. */
 int merge_rule_find(const char *name, const merge_rule **out, err *e);
 
 /* ---- one range of numbers: what the variants implement --------------------------------------- */
@@ -55,15 +56,16 @@ typedef struct merge_variant {
     merge_floats_function floats;
 } merge_variant;
 
-/* Those this machine can run, the fastest first; the last is "generic". */
+/* The variants that this machine can run, the fastest first; the last is "generic". Returns how
+ * many. */
 int merge_variants(merge_variant out[MERGE_VARIANTS]);
 void merge_counters(int64_t *out, const void *const *in, int n, size_t count);
 
 /* ---- a whole block --------------------------------------------------------------------------- */
 
 /* One contribution. Its bytes lie in chunks of `chunk_bytes` (a multiple of 64 KiB; a contiguous
- * block has one chunk): float chunk i holds floats from i * chunk_bytes / 4 on, and so the
- * counters'. Only the last of each kind is shorter. */
+ * block has one chunk). Float chunk i holds the floats from i * chunk_bytes / 4 on, counter chunk i
+ * the counters from i * chunk_bytes / 8 on. Only the last chunk of each kind is shorter. */
 typedef struct merge_input {
     int function, incarnation; /* for messages */
     uint64_t samples, checksum;
@@ -75,19 +77,23 @@ typedef struct merge_result {
     uint64_t checksum; /* of the output */
     uint64_t samples;  /* sum over the inputs */
     int bad;           /* index of the input that was refused, -1: none */
-    err_code why;      /* ERR_CORRUPT: its bytes are not those of its checksum;
+    err_code why;      /* ERR_CORRUPT: its bytes do not match its checksum;
                           ERR_INVALID: it holds NaN or infinity */
 } merge_result;
 
-/* Merges `n` inputs, in the given order, into `out`. Blocks; `threads` helpers at most (1: the
- * caller's own). -1 with ERR_CORRUPT or ERR_INVALID naming function and incarnation (result->bad
- * tells which; a corrupt one is named before a non-finite one, the first in order), ERR_INVALID
- * when no input has samples, ERR_NOMEM. `out` is then undefined. */
+/* Merges `n` inputs, in the given order, into `out`. Blocks; at most `threads` threads (1: the
+ * caller's own). Errors, after which `out` is undefined:
+ *   ERR_CORRUPT, ERR_INVALID  an input is refused; the message names its function and incarnation,
+ *                             result->bad its index. Corrupt inputs are found before non-finite
+ *                             ones, and the first of each kind is named.
+ *   ERR_INVALID               no input has samples
+ *   ERR_LIMIT                 too many inputs or samples
+ *   ERR_NOMEM */
 int merge_run(const merge_rule *rule, block_shape shape, const merge_input *in, int n, block out,
               int threads, merge_result *result, err *e);
-/* As merge_run for inputs that lie in one piece each. */
+/* Fills in the chunks of an input that is one contiguous block. */
 void merge_input_contiguous(merge_input *in, const block *b, const void *chunks[2]);
-/* Threads worth using for a block of that shape and n inputs on this machine. */
+/* How many threads pay for n inputs of that shape on this machine. */
 int merge_threads(block_shape shape, int n);
 
 #endif

@@ -1,5 +1,5 @@
-/* merge_avx2.c: merge_generic.c, 8 numbers at a time. Each lane does exactly the generic sequence
- * of operations; nothing is summed across lanes. */
+/* merge_avx2.c: merge_generic.c for 8 numbers at a time. Each lane does exactly the generic
+ * sequence of operations; nothing is summed across lanes. */
 #include "merge_variants.h"
 
 #if defined(__x86_64__)
@@ -10,7 +10,7 @@ static inline __m256d load(const float_anywhere *x)
     return _mm256_cvtps_pd(_mm_loadu_ps((const float *)(const void *)x));
 }
 
-/* The masks of the exponent: all ones is infinity or NaN. */
+/* All ones in the lanes that are infinity or NaN. */
 static inline __m256 not_finite(__m256 x)
 {
     const __m256 sign = _mm256_set1_ps(-0.0f);

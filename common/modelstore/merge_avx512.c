@@ -1,4 +1,4 @@
-/* merge_avx512.c: merge_generic.c, 16 numbers at a time. Each lane does exactly the generic
+/* merge_avx512.c: merge_generic.c for 16 numbers at a time. Each lane does exactly the generic
  * sequence of operations; nothing is summed across lanes. */
 #include "merge_variants.h"
 

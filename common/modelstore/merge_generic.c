@@ -1,4 +1,4 @@
-/* merge_generic.c: the merge's inner loop in plain C; the truth that the others are compared with.
+/* merge_generic.c: the merge's inner loop in plain C, the reference for the other variants.
  * Compiled without contraction into fused multiply-add (Makefile). */
 #include "merge_variants.h"
 

@@ -1,10 +1,10 @@
-/* merge_variants.h: the merge's inner loops, one a file, for merge.c alone. */
+/* merge_variants.h: the variants of the merge's inner loop, one in each file, for merge.c alone. */
 #ifndef KUBEML_MERGE_VARIANTS_H
 #define KUBEML_MERGE_VARIANTS_H
 
 #include "merge.h"
 
-/* A number that may lie at any address: chunks from a socket begin where Redis put them. */
+/* A number at any address: chunks from a socket begin where Redis has put them. */
 typedef float float_anywhere __attribute__((aligned(1), may_alias));
 typedef int64_t int64_anywhere __attribute__((aligned(1), may_alias));
 

@@ -1,4 +1,5 @@
-/* modelstore.c: the table of implementations, the access record, the rules that they share. */
+/* modelstore.c: the table of implementations, the access record, and the rules that the
+ * implementations share. */
 #include "modelstore.h"
 
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 #include "modelstore_table.h"
 
 static const modelstore_ops *const table[] = {&modelstore_database, &modelstore_server};
-static const modelstore_ops *added; /* what the program brings itself */
+static const modelstore_ops *added; /* by modelstore_add */
 
 void modelstore_add(const modelstore_ops *ops)
 {
@@ -18,7 +19,7 @@ void modelstore_add(const modelstore_ops *ops)
 
 /* ---- access --------------------------------------------------------------------------------- */
 
-/* Fields, and their names in the record. */
+/* The fields, and their names in the record. */
 #define ACCESS_FIELDS(X)                                                                           \
     X(kind, "kind")                                                                                \
     X(address, "address")                                                                          \

@@ -1,7 +1,7 @@
 /* modelstore_database.c: the model store in Redis with the module kubeml-redis (ps/module), which
- * merges. The job is one key of the module's type; its commands decide what is stale, twice or
- * missing, so this file only carries. Under shm the bytes lie in the segment and a command names
- * the slot; over sockets they travel in chunks, written and read without a copy on this side. */
+ * merges. The job is one key of the module's type. The module decides what is stale, repeated or
+ * missing; this file only sends its commands. Under shm the bytes lie in the segment and a command
+ * names the slot; over sockets they travel in chunks, written and read without a copy here. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -140,9 +140,9 @@ static int database_attach(modelstore *m, layout *out, int64_t deadline_ms, err 
 
 /* ---- publishing -----------------------------------------------------------------------------
  *
- * Chunks travel on a connection of their own, whose next command is announced as soon as the last
- * one was carried out (resp_announce): a model of one chunk, which is a small one's whole round, is
- * read by Redis to where it stays until the merge. */
+ * Chunks travel on a connection of their own. Its next command is announced as soon as the last one
+ * was carried out (resp_announce), so that Redis reads the chunk to where it stays until the merge.
+ * A small model is one chunk. */
 
 enum { WRITE_ARGUMENTS = 8 };
 
@@ -230,9 +230,9 @@ static int send_publish(remote *r, const modelstore_publication *p, uint64_t che
     return remote_call(r, NULL, NULL, deadline_ms, e);
 }
 
-/* One attempt: the chunks, and PUBLISH right behind them, before their replies. A refused chunk is
- * final only if PUBLISH fails too: a repeated publication's chunks are refused because it is there
- * already. */
+/* One attempt: sends the chunks, and PUBLISH right behind them, before their replies. A refused
+ * chunk is final only if PUBLISH fails, too: the chunks of a repeated publication are refused
+ * because the publication is there already. */
 static int publish_by_chunks(remote *r, const modelstore_publication *p, block b,
                              int64_t deadline_ms, uint64_t *checksum, err *e)
 {
@@ -307,7 +307,7 @@ static int ask_chunk(remote *r, int64_t version, size_t i, int64_t deadline_ms, 
     return resp_hold(r->c, r->cmd, deadline_ms, e);
 }
 
-/* Asks for chunks, at most a window ahead of what was taken. */
+/* Asks for chunks, at most a window ahead of the chunks taken. */
 static int ask_ahead(remote *r, int64_t version, size_t taken, size_t *asked, int64_t deadline_ms,
                      err *e)
 {
@@ -318,7 +318,7 @@ static int ask_ahead(remote *r, int64_t version, size_t taken, size_t *asked, in
     return 0;
 }
 
-/* `asked` chunks were asked for already. */
+/* Takes all chunks into `to` and verifies them; `asked` chunks were asked for before. */
 static int take_chunks(remote *r, const modelstore_state *s, size_t asked, block to,
                        int patience_ms, err *e)
 {
@@ -343,7 +343,7 @@ static int take_chunks(remote *r, const modelstore_state *s, size_t asked, block
                          (long long)s->version);
 }
 
-/* The answers to what was asked for in vain: refusals, or a version that came just now. */
+/* Skips the replies for chunks that are not needed: refusals, or a version that came just now. */
 static int skip_chunks(remote *r, size_t asked, int64_t deadline_ms, err *e)
 {
     for (size_t i = 0; i < asked; i++) {
@@ -354,8 +354,8 @@ static int skip_chunks(remote *r, size_t asked, int64_t deadline_ms, err *e)
     return 0;
 }
 
-/* Asks for the state and, right behind, for the first chunks of the version that is expected: one
- * round trip where it is there. 1: `to` has it; 0: the state, which tells another version. */
+/* Asks for the state and, right behind, for the first chunks of the expected version: one round
+ * trip where that version is there. 1: `to` has it; 0: the state is of another version. */
 static int fetch_once(remote *r, int64_t version, block to, int64_t deadline_ms, raw_status *raw,
                       err *e)
 {
@@ -402,8 +402,8 @@ static int database_fetch(modelstore *m, int64_t version_min, block to, int64_t 
             continue;
         }
         if (got < 0)
-            remote_disconnect(r); /* replies that were asked for are still to come */
-        /* Overtaken by a merge, or the connection broke: once more. */
+            remote_disconnect(r); /* replies are still to come */
+        /* Tries again after a merge in between, and after a broken connection. */
         bool over = got < 0 && last.code != ERR_STALE && last.code != ERR_UNAVAILABLE;
         if (over || remote_pause(&pause_ms, deadline_ms, got < 0 ? NULL : &last)) {
             if (e)
@@ -425,7 +425,7 @@ static int parse_merged(const resp_reply *reply, modelstore_merged *out, err *e)
     return 0;
 }
 
-/* "@3 function 3 ...": which function's publication was refused. */
+/* "@3 function 3 ...": function 3's publication was refused. */
 static void parse_bad_function(err *last, modelstore_merged *out)
 {
     char *end = last->message;
@@ -456,8 +456,8 @@ static void build_merge(remote *r, const modelstore_round *round, char key[REMOT
     }
 }
 
-/* After a refusal as stale: the present state; and whether it is this very merge's, carried out
- * before the connection broke. */
+/* Reads the present state after ERR_STALE. True: the state is this very merge's, carried out before
+ * the connection broke. */
 static bool was_merged(remote *r, const modelstore_round *round, int64_t deadline_ms,
                        modelstore_merged *out)
 {
@@ -518,7 +518,7 @@ static int send_create(remote *r, const modelstore_state *start, int64_t raw_ver
 }
 
 /* Over sockets the first reference arrives like every other: as the one contribution to a round of
- * its own. That is none which a function could have been given, however late it is. */
+ * its own. No function can have been given this round, however late its messages are. */
 static int create_by_chunks(remote *r, const modelstore_state *start, const block *b,
                             const char *ledger, int64_t deadline_ms, err *e)
 {
@@ -543,7 +543,7 @@ static int create_by_chunks(remote *r, const modelstore_state *start, const bloc
     return 0;
 }
 
-/* The reference into its place in the segment, or what lies there verified. */
+/* Copies the reference to its place in the segment; without `b`, verifies what is there. */
 static int place_reference(remote *r, modelstore_state *start, const block *b, err *e)
 {
     block at = shm_reference(r->segment, start->version);

@@ -227,8 +227,8 @@ void keys_remove_reference(remote *r, int64_t version, int64_t deadline_ms)
 
 /* ---- removing many --------------------------------------------------------------------------- */
 
-/* Whether the key behind its prefix, "<function>:<incarnation>:<epoch>:<round>:<chunk>", is of the
- * open round. */
+/* Whether a key is of the open round; after its prefix the key is
+ * "<function>:<incarnation>:<epoch>:<round>:<chunk>". */
 static bool is_open(const char *key, size_t prefix, const modelstore_state *open)
 {
     int64_t epoch, round;

@@ -1,5 +1,5 @@
-/* modelstore_keys.h: what stands in a plain Redis of a job: its keys, their texts, and the commands
- * on them. For modelstore_server.c and modelstore_keys.c alone.
+/* modelstore_keys.h: a job's keys in a plain Redis, their texts, and the commands on them. For
+ * modelstore_server.c and modelstore_keys.c alone.
  *
  * Keys of a job, "kubeml:{job}:<suffix>":
  *   state                 "version epoch round checksum layout_digest segment": committed last
@@ -37,19 +37,19 @@ void keys_publication(const remote *r, int function, char out[REMOTE_KEY_BYTES])
 
 /* ---- commands -------------------------------------------------------------------------------- */
 
-/* One command on the present connection, without retry: what stands under WATCH must not hop. `a`
- * and `b`, arguments, may be NULL. */
+/* One command on the present connection, without retry: WATCH counts for that connection alone. The
+ * arguments `a` and `b` may be NULL. */
 int keys_call(remote *r, const char *command, const char *a, const char *b, resp_reply *out,
               int64_t deadline_ms, err *e);
 int keys_get_state(remote *r, stored_state *out, int64_t deadline_ms, err *e);
-/* 1: there is one of the open round, 0: none, -1. */
+/* 1: there is a publication of the open round, 0: there is none, -1: error. */
 int keys_get_publication(remote *r, int function, const modelstore_state *s,
                          stored_publication *out, int64_t deadline_ms, err *e);
-/* EXEC: 1 carried out, 0 what was watched has changed. */
+/* EXEC. 1: carried out, 0: a watched key has changed, -1: error. */
 int keys_execute(remote *r, int64_t deadline_ms, err *e);
-/* Runs `attempt` until it gives something else than ERR_UNAVAILABLE or 0 (changed under its watch).
- * A connection is never left inside a transaction: after an error it is given up. *again (may be
- * NULL) tells that an attempt may have been carried out before. */
+/* Runs `attempt` until it returns neither ERR_UNAVAILABLE nor 0 (a watched key has changed). Drops
+ * the connection after an error, so that no transaction stays open. *again (may be NULL): an
+ * attempt may have been carried out before. */
 int keys_attempt(remote *r, int (*attempt)(remote *, void *, int64_t, err *), void *user,
                  bool *again, int64_t deadline_ms, err *e);
 
@@ -68,10 +68,11 @@ int keys_get_chunks(remote *r, keys_name name, const void *of, block to, int pat
 
 /* ---- removing -------------------------------------------------------------------------------- */
 
-/* Nobody asks for it any more; what cannot be removed is removed with the job. */
+/* Removes a reference that no function needs any more. After an error the chunks stay until the job
+ * is removed. */
 void keys_remove_reference(remote *r, int64_t version, int64_t deadline_ms);
-/* Removes the job's keys whose suffix begins with `prefix` and goes on like `rest`, a pattern; of
- * publications' bytes those of `open` (NULL: none) stay. */
+/* Removes the job's keys whose suffix begins with `prefix` and goes on like `rest`, a pattern. The
+ * bytes of publications of the round `open` (NULL: none) stay. */
 int keys_remove(remote *r, const char *prefix, const char *rest, const modelstore_state *open,
                 int64_t deadline_ms, err *e);
 

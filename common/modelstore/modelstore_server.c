@@ -1,9 +1,9 @@
 /* modelstore_server.c: the model store in a plain Redis; the owner (kubeml-ps) merges and commits.
  *
- * A publication is set under WATCH of the state and of what the function published before, so that
- * it falls either before a commit or is refused as stale. A commit sets state and ledger in one
- * MULTI under WATCH of the state; bytes lie under names of their own before, and are removed after.
- */
+ * A publication is set under WATCH of the state and of the function's earlier publication, so that
+ * it comes before a commit or is refused as stale. A commit sets state and ledger in one MULTI
+ * under WATCH of the state. Bytes are stored under names of their own before the commit; old bytes
+ * are removed after the commit. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,8 +139,7 @@ typedef struct merging {
     size_t fetched_bytes;
 } merging;
 
-/* The function's publication names chunks that are not there (whole): as if its bytes were wrong.
- */
+/* Refuses a publication whose chunks are missing or short, as if its bytes were wrong. */
 static int missing(remote *r, merging *w, const stored_publication *p, int64_t deadline_ms, err *e)
 {
     char key[REMOTE_KEY_BYTES];
@@ -216,7 +215,7 @@ static block merge_target(const remote *r, const merging *w)
     return block_at(w->fetched + w->round->count * block_bytes(r->layout.shape), r->layout.shape);
 }
 
-/* The refused publication is forgotten, so that it can be published again. */
+/* Forgets the refused publication, so that it can be published again. */
 static int refuse(remote *r, merging *w, const merge_result *result, int64_t deadline_ms)
 {
     char key[REMOTE_KEY_BYTES];
@@ -298,16 +297,16 @@ static int merge_once(remote *r, void *user, int64_t deadline_ms, err *e)
     if (keys_call(r, "WATCH", modelstore_key(r, "state", key), NULL, NULL, deadline_ms, e) ||
         keys_get_state(r, &s, deadline_ms, e))
         return -1;
-    show_state(r, &s); /* of a commit whose answer was lost */
+    show_state(r, &s); /* may be of a commit whose answer was lost */
     w->out->state = s.state;
     if (modelstore_check_merge(&s.state, w->round, e) || gather(r, w, &s.state, patience_ms, e))
         return -1;
     return merge_and_commit(r, w, &s, patience_ms, e);
 }
 
-/* What the merged round left: the reference before, and the bytes that were published for rounds
- * that are over, also by functions that ended half-way or were replaced, of which no other key
- * tells. */
+/* Removes what the merged round has left: the previous reference, and all bytes published for
+ * rounds that are over. Functions that ended half-way or were replaced may have left bytes that no
+ * other key names. */
 static void tidy(remote *r, merging *w, int64_t deadline_ms)
 {
     int64_t before = w->round->version;
@@ -332,7 +331,7 @@ static int server_merge(modelstore *m, const modelstore_round *round, int64_t de
     int rc = keys_attempt(r, merge_once, w, &again, deadline_ms, &last);
     if (rc != 0 && again && last.code == ERR_STALE && out->state.version == round->version + 1 &&
         out->state.epoch == round->next_epoch && out->state.round == round->next_round)
-        rc = 0; /* it was carried out before the connection broke */
+        rc = 0; /* the merge was carried out before the connection broke */
     if (rc == 0 && !r->shared)
         tidy(r, w, clock_deadline_ms(patience_ms));
     if (w->fetched)
@@ -379,7 +378,8 @@ static int server_fetch(modelstore *m, int64_t version_min, block to, int64_t de
             *out = s.state;
             return 0;
         }
-        /* Overtaken by a merge (its chunks are gone), or the connection broke: once more. */
+        /* Tries again after a merge in between, which removes the chunks, and after a broken
+         * connection. */
         bool overtaken = last.code == ERR_NOT_FOUND && s.layout_digest != 0;
         if (last.code != ERR_NONE && last.code != ERR_UNAVAILABLE && !overtaken) {
             if (e)
@@ -505,7 +505,7 @@ static int server_create(modelstore *m, const layout *l, const modelstore_state 
         return -1;
     if (keep && !r->shared)
         return err_set(e, ERR_NOT_FOUND, "without a shared segment the reference must be given");
-    /* What an earlier life published counts no more, even under the same numbers. */
+    /* What was published before counts no more, even for the same round. */
     if (keys_remove(r, "pub:", "*", NULL, deadline_ms, e) ||
         (!empty && place_reference(r, &w.s.state, b, deadline_ms, e))) {
         remote_disconnect(r); /* replies may be outstanding */
@@ -524,7 +524,7 @@ static int server_slot(modelstore *m, int slot, block *out, err *e)
     return remote_slot(remote_of(m), slot, out, e);
 }
 
-/* The merged model lies beside the one before until it is whole. */
+/* One block more: the merged model is stored beside the previous reference until it is whole. */
 static int server_room(modelstore *m, int slot, int functions, int64_t deadline_ms, err *e)
 {
     return remote_room(remote_of(m), slot, functions + 1, deadline_ms, e);

@@ -14,10 +14,9 @@
 #include "common/base/cleanup.h"
 
 #define PREFIX "kubeml-"
-/* The largest page that a machine may have (arm64's have 4, 16 or 64 KiB): what is mapped begins at
- * one. */
+/* The largest page of any machine (arm64 has 4, 16 or 64 KiB): each mapping begins at a page. */
 enum { PAGE = 64 << 10, RANDOM_DIGITS = 32, STATE_TRIES_MAX = 1 << 20 };
-static const char magic[8] = "KMLSEG2"; /* the digit: of how it is laid out */
+static const char magic[8] = "KMLSEG2"; /* the digit is the version of the format */
 
 /* The first page. The state is guarded by `sequence`: odd while it is written. */
 typedef struct header {
@@ -101,7 +100,7 @@ static int new_name(const char *job, char out[SHM_NAME_BYTES], err *e)
     return 0;
 }
 
-/* Calls `found` for every segment of the job. */
+/* Calls `found` for every segment of the job (NULL: of all). Returns how many. */
 static int each(const char *folder, const char *job, void (*found)(int dir, const char *, void *),
                 void *user)
 {
@@ -139,7 +138,7 @@ static void tell_job(int dir, const char *name, void *user)
 {
     const job_walk *w = user;
     char job[SHM_NAME_BYTES];
-    size_t len = strlen(name) - strlen(PREFIX) - 1 - RANDOM_DIGITS; /* is_segment_of has looked */
+    size_t len = strlen(name) - strlen(PREFIX) - 1 - RANDOM_DIGITS; /* as is_segment_of checked */
     (void)dir;
     memcpy(job, name + strlen(PREFIX), len);
     job[len] = '\0';
@@ -258,7 +257,8 @@ static int open_in(shm *s, const char *folder, const char *name, err *e)
         return err_set(e, ERR_INVALID, "\"%.64s\" is not a segment's name", name);
     if (make_path(s, folder, name, e))
         return -1;
-    /* Members write their slots: the descriptor is writable, their view of the head is not. */
+    /* Members write their slots: the descriptor is writable, but their mapping of the head is not.
+     */
     s->fd = open(s->path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     if (s->fd < 0)
         return err_set_errno(e, errno, "segment %s", s->path);
@@ -365,9 +365,8 @@ bool shm_whole(const shm *s)
 
 /* ---- the committed state: a sequence lock -------------------------------------------------- */
 
-/* What was read or written of a reference before this was so before the state is read or written
- * after it, and the other way round; not every processor keeps to that by itself. ThreadSanitizer
- * knows no fences. */
+/* Orders reads and writes of references against those of the state: those before the fence come
+ * before those after it. Not every processor does so by itself. ThreadSanitizer knows no fences. */
 static void fence(void)
 {
 #if !defined(__SANITIZE_THREAD__)
@@ -391,13 +390,13 @@ shm_state shm_state_get(const shm *s)
         if (before == after && before % 2 == 0)
             return state;
     }
-    return (shm_state){.version = -1}; /* the writer died in the act: the owner puts it right */
+    return (shm_state){.version = -1}; /* the writer died while it wrote: the owner writes again */
 }
 
 void shm_state_set(shm *s, shm_state state)
 {
     header *h = s->head;
-    /* A writer that died in here left the number odd: the next one makes it even again. */
+    /* A writer that died here has left the number odd: this makes it even again. */
     uint64_t sequence = atomic_load_explicit(&h->sequence, memory_order_relaxed) & ~UINT64_C(1);
     atomic_store_explicit(&h->sequence, sequence + 1, memory_order_seq_cst);
     atomic_store_explicit(&h->version, state.version, memory_order_release);

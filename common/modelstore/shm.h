@@ -1,16 +1,16 @@
 /* shm.h: a job's shared-memory segment, through which model blocks pass between processes of a
  * host.
  *
- * One file (0600, sparse, with a name that cannot be guessed) in a folder, /dev/shm unless told
- * otherwise: a header page, two reference blocks and the publish slots. The reference of version v
- * lies in block v & 1, so that the next one is written beside it while it is read. A slot belongs
- * to one (function, incarnation) at a time, as kubeml-ps allots it, so that a zombie never writes
- * where a live function does. Who writes what: the merger (module or kubeml-ps) header and
+ * A segment is one file (0600, sparse, with a name that cannot be guessed) in a folder, by default
+ * /dev/shm. It has a header page, two reference blocks and the publish slots. The reference of
+ * version v lies in block v & 1, so that the next one is written beside it while it is read.
+ * kubeml-ps gives a slot to one (function, incarnation) at a time, so that a lost process never
+ * writes where a live function does. The merger (module or kubeml-ps) writes the header and the
  * references, a function its slot; members have the rest mapped read-only.
  *
- * The header's state is what was committed last, copied from the database for readers in a hurry;
- * the database's own is the truth. Room is reserved before it is written, so that a full folder is
- * an error (ERR_IO) and not a signal. */
+ * The header's state is a copy of the state that was committed last, for fast readers; the
+ * database's state is the truth. Room is reserved before it is written, so that a full folder is an
+ * error (ERR_IO) and not a signal. */
 #ifndef KUBEML_SHM_H
 #define KUBEML_SHM_H
 
@@ -35,18 +35,17 @@ typedef struct shm_state {
     uint64_t checksum;
 } shm_state;
 
-/* Makes the segment "kubeml-<job>-<random>" in `folder`; segments of the same job that were left
- * behind are removed first. ERR_IO, ERR_LIMIT (geometry), ERR_INVALID (job's name). */
+/* Makes the segment "kubeml-<job>-<random>" in `folder`. Removes older segments of the job first.
+ * ERR_IO, ERR_LIMIT (geometry), ERR_INVALID (job's name). */
 int shm_create(const char *folder, const char *job, block_shape shape, int slots,
                uint64_t layout_digest, shm **out, err *e);
-/* Opens by name; `merger`: header and references writable. ERR_NOT_FOUND, ERR_CORRUPT (not a
- * segment, or cut short), ERR_INVALID (a name that is none of ours). */
+/* Opens by name. `merger`: header and references are writable. ERR_NOT_FOUND, ERR_CORRUPT (not a
+ * segment, or cut short), ERR_INVALID (not a segment's name). */
 int shm_open_segment(const char *folder, const char *name, bool merger, shm **out, err *e);
 void shm_close(shm *s); /* unmaps; the file stays. NULL is fine */
-/* Removes all segments of a job (`job` NULL: of every job); for whoever cleans up. Returns how
- * many. */
+/* Removes all segments of a job (`job` NULL: of every job). Returns how many. */
 int shm_sweep(const char *folder, const char *job);
-/* The job of every segment; `found` may sweep it. */
+/* Calls `found` with the job of every segment; `found` may sweep it. */
 void shm_each_job(const char *folder, void (*found)(const char *job, void *user), void *user);
 
 const char *shm_name(const shm *s);
@@ -59,7 +58,7 @@ block shm_reference(const shm *s, int64_t version);
 int shm_reserve_references(shm *s, err *e);
 /* Maps a slot (kept until close); `writer` reserves its room. ERR_INVALID, ERR_IO, ERR_CORRUPT. */
 int shm_slot(shm *s, int slot, bool writer, block *out, err *e);
-/* The segment is as long as it was made; a merger asks before it reads slots. */
+/* Whether the segment is as long as it was made; a merger checks this before it reads slots. */
 bool shm_whole(const shm *s);
 
 shm_state shm_state_get(const shm *s); /* a consistent copy */
