@@ -1,5 +1,5 @@
-/* host_share.h: a share whose rows lie one after the other in the host's memory. It counts what is
- * read of it, and fails where it is told to. */
+/* host_share.h: a share whose rows lie one after the other in the host's memory. It counts the
+ * reads, and one of them may fail. */
 #ifndef KUBEML_HOST_SHARE_H
 #define KUBEML_HOST_SHARE_H
 
@@ -14,7 +14,7 @@ typedef struct host_share {
     const float *targets;
     size_t outputs;
     const uint64_t *keys;
-    int reads, fails; /* reads so far; the one that fails, from 1 on */
+    int reads, fails; /* reads so far; the read that fails, from 1 on */
 } host_share;
 
 static inline int host_share_read(void *from, uint32_t first, backend_rows *out, err *e)

@@ -1,4 +1,4 @@
-/* modelstore_fixture.h: a model store to test: the fake, or a real redis-server of the test's own.
+/* modelstore_fixture.h: a model store to test: one in memory, or a redis-server of the test's own.
  * For test_modelstore.c, test_module.c and the round benchmark. */
 #ifndef KUBEML_MODELSTORE_FIXTURE_H
 #define KUBEML_MODELSTORE_FIXTURE_H
@@ -8,7 +8,7 @@
 #include "ps/redis/redis_server.h"
 
 typedef struct fixture {
-    redis_server *server; /* NULL: the fake */
+    redis_server *server; /* NULL: in memory */
     modelstore_access owner_access, member_access;
     modelstore *owner;
     layout layout;

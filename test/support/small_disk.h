@@ -1,5 +1,5 @@
-/* small_disk.h: a file system with little room, for this process and those that it starts from then
- * on. */
+/* small_disk.h: a file system with little room, for this process and the processes that it starts
+ * from then on. */
 #ifndef KUBEML_TEST_SMALL_DISK_H
 #define KUBEML_TEST_SMALL_DISK_H
 
@@ -13,8 +13,8 @@
 #include "common/base/cleanup.h"
 #include "test.h"
 
-/* In the place of an empty folder; `size` as tmpfs has it, "1m". Skips the case where nothing may
- * be mounted. */
+/* Mounts it over an empty folder; `size` as for tmpfs, "1m". Skips the case where this process may
+ * not mount. */
 static inline void small_disk_mount(const char *folder, const char *size)
 {
     char options[32];
@@ -25,7 +25,7 @@ static inline void small_disk_mount(const char *folder, const char *size)
         test_skip("a small disk: no file system may be mounted here");
 }
 
-/* Takes all that is left where `path` is made. */
+/* Fills the file system of `path` with the file `path`. */
 static inline void small_disk_fill(const char *path)
 {
     static const char zeros[4096];

@@ -1,4 +1,4 @@
-/* stores.h: test cases that run on every store there is.
+/* stores.h: test cases that run on every kind of store.
  *
  *     ON_STORES(what_is_promised)
  *     {
@@ -7,9 +7,9 @@
  *     }
  *
  * makes a case what_is_promised_lmdb, one _memory and one _mongo. The last runs against MONGODB_URI
- * or the stand-in (test/mongo), in a database of its own that is dropped at the end, and is left
- * out with a reason where there is neither. ON_DURABLE_STORES leaves the memory out: for cases that
- * open a store twice. */
+ * or the stand-in (test/mongo), in a database of its own that is dropped at the end. It is left out
+ * with a reason where there is neither. ON_DURABLE_STORES has no _memory: for cases that open a
+ * store twice. */
 #ifndef KUBEML_TEST_STORES_H
 #define KUBEML_TEST_STORES_H
 
@@ -19,18 +19,18 @@
 
 typedef enum test_store_kind { ON_LMDB, ON_MEMORY, ON_MONGO } test_store_kind;
 
-/* The kind of the case that runs; a case of one store alone sets it itself. */
+/* Sets the kind of the case that runs; a case for one store alone calls it. */
 void test_store_use(test_store_kind kind);
 test_store_kind test_store_now(void);
-/* Where the case's store is: always the same one. `options` for LMDB ("?map_bytes=65536") are not
- * given to others. Leaves the case out where there is no server. */
+/* The locator of the case's one store. `options` are for LMDB alone ("?map_bytes=65536"). Leaves
+ * the case out where there is no server. */
 const char *test_store_locator(const char *options);
-/* Opens it, or fails the case. */
+/* Opens the case's store, or fails the case. */
 store *test_store(const char *options);
 /* A further option of MongoDB's, such as "kubeml.lease_ms=300"; before the first locator. */
 void test_store_mongo_option(const char *option);
-/* Another server than the usual one, whose URI names a user: "open" has no users, "tls" is behind
- * TLS. Before test_store_use. */
+/* Takes another server than the usual one, whose URI names a user: "open" has no users, "tls" is
+ * behind TLS. Before test_store_use. */
 void test_store_mongo_server(const char *kind);
 /* MongoDB's URI for the database `db` of the server under test; leaves the case out without one. */
 const char *test_mongo_uri(const char *db);

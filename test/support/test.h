@@ -23,16 +23,16 @@ typedef struct test_case {
 } test_case;
 
 void test_register(test_case *c);
-const char *test_name(void); /* of the case that runs: by which one function may be several cases */
+const char *test_name(void); /* of the case that runs, for a function that several cases share */
 void test_fail(const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 3, 4), noreturn));
-void test_skip(const char *reason) __attribute__((noreturn)); /* says what was left out, and why */
+void test_skip(const char *reason) __attribute__((noreturn)); /* prints the reason */
 const char *test_tmp(void); /* an empty folder of this case's own */
-/* A TCP port of the loopback that nobody has now, nor is given for a connection or for port 0: it
- * is below those that the kernel gives. */
+/* A free TCP port of the loopback. It is below the ports that the kernel gives, so that no
+ * connection and no port 0 gets it. */
 int test_free_port(void);
-/* Runs when the case has passed, in its own process, before the libraries' own exit handlers; one a
- * case. */
+/* Runs `run` when the case has passed, in its own process, before the libraries' exit handlers; one
+ * for each case. */
 void test_at_end(void (*run)(void));
 
 #define TEST_LIMIT(case_name, seconds)                                                             \
@@ -77,13 +77,13 @@ void test_at_end(void (*run)(void));
             test_fail(__FILE__, __LINE__, "%s is %.9g, not %.9g within %g", #got, got_, want_,     \
                       (double)(tolerance));                                                        \
     } while (0)
-/* The call gives 0; otherwise the test fails with the error's message. `e` is the err it set. */
+/* The call returns 0; otherwise the test fails with the error's message. `e` is the call's err. */
 #define CHECK_OK(call, e)                                                                          \
     do {                                                                                           \
         if ((call) != 0)                                                                           \
             test_fail(__FILE__, __LINE__, "%s: %s (%s)", #call, (e).message, err_name((e).code));  \
     } while (0)
-/* The call gives -1 with that code and a message that contains `part`. */
+/* The call returns -1 with that code and a message that contains `part`. */
 #define CHECK_ERR(call, e, want_code, part)                                                        \
     do {                                                                                           \
         if ((call) != -1)                                                                          \

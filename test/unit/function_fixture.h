@@ -1,5 +1,5 @@
-/* function_fixture.h: what the runtime's tests train on: two blobs of 8x8 uint8 images in a store
- * of the test's own, and small functions compiled from text. */
+/* function_fixture.h: data and functions for the runtime's tests: two classes of 8x8 uint8 images
+ * in a store of the test's own, and small functions compiled from text. */
 #ifndef KUBEML_FUNCTION_FIXTURE_H
 #define KUBEML_FUNCTION_FIXTURE_H
 

@@ -1,4 +1,4 @@
-/* job_fixture.h: a jobs machine, its clock, and what its last step asked for. */
+/* job_fixture.h: a jobs machine, its clock, and the actions of its last step. */
 #ifndef KUBEML_JOB_FIXTURE_H
 #define KUBEML_JOB_FIXTURE_H
 

@@ -1,5 +1,5 @@
-/* kube_jobs_fixture.h: a platform that keeps TrainJobs and its jobs alike, against a scripted API
- * server: what it is asked to do is noted, and what it knows is as the case says. */
+/* kube_jobs_fixture.h: the operator's TrainJobs against a scripted API server and a fake platform,
+ * which records what it is asked to do and has the jobs that the case gives it. */
 #ifndef KUBEML_KUBE_JOBS_FIXTURE_H
 #define KUBEML_KUBE_JOBS_FIXTURE_H
 

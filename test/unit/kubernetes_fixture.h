@@ -1,4 +1,5 @@
-/* kubernetes_fixture.h: pods of Kubernetes behind cluster.h, against a scripted API server. */
+/* kubernetes_fixture.h: the pods of a Kubernetes cluster (cluster.h) against a scripted API server.
+ */
 #ifndef KUBEML_KUBERNETES_FIXTURE_H
 #define KUBEML_KUBERNETES_FIXTURE_H
 

@@ -1,5 +1,5 @@
-/* mongo_fixture.h: for what tests ask of MongoDB alone: a store at a locator, a line to the server
- * that can be cut, and what lies in a store. */
+/* mongo_fixture.h: for tests of MongoDB alone: a store at a locator, a line to the server that can
+ * be cut, and the contents of a store. */
 #ifndef KUBEML_MONGO_FIXTURE_H
 #define KUBEML_MONGO_FIXTURE_H
 

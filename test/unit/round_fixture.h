@@ -1,4 +1,4 @@
-/* round_fixture.h: a round machine, its clock, and what its last step asked for. */
+/* round_fixture.h: a round machine, its clock, and the actions of its last step. */
 #ifndef KUBEML_ROUND_FIXTURE_H
 #define KUBEML_ROUND_FIXTURE_H
 
