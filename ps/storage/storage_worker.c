@@ -224,8 +224,8 @@ static int create_from_model(storage_worker *k, err *e)
 /* ---- fencing --------------------------------------------------------------------------------- */
 
 /* Reads the history's record (NULL: there is none) and its version, which a write replaces.
- * ERR_STALE: a later kubeml-ps of the job has written. A pod may go on at a lost node, with a Redis
- * of its own, and must not overwrite what its successor has written. */
+ * ERR_STALE: a later kubeml-ps of the job has written. The pod of a lost node may still run, with a
+ * Redis of its own, and must not overwrite what its successor has written. */
 static int look(storage_worker *k, json_t **record, uint64_t *version, err *e)
 {
     err none = ERR_INIT;
