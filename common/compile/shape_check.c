@@ -13,7 +13,8 @@
 
 enum { ANSWER_BYTES = 4096 };
 
-/* {}, or {"code", "message"}. Code that spoils its own answer is not believed. */
+/* Reads the program's output: {}, or {"code", "message"}. Other output, which the user's code may
+ * have caused, leaves the result unknown. */
 static int read_answer(const buf *said, err *e)
 {
     cleanup_json json_t *answer = NULL;
