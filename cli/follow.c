@@ -22,7 +22,7 @@ enum {
     /* How many responses 503 end the following of a log that never came, although the job's state
      * came just before: the first controller may have stopped leading in between, the second
      * response is final. */
-    BUILD_FAILURES_MAX = 2,
+    UNAVAILABLE_MAX = 2,
     LASTS_MS = 5000, /* a reading that lasted so long shows that the platform is there */
 };
 
@@ -132,7 +132,7 @@ static int read_on(follow *f, err *e)
             return 0;
         streamed |= status == 200;
         refusals += status == 503;
-        if (refusals == BUILD_FAILURES_MAX && !streamed)
+        if (refusals == UNAVAILABLE_MAX && !streamed)
             break;
     } while (cli_again(&f->stream, status, e));
     if (e->code == ERR_NONE)

@@ -111,10 +111,10 @@ static char *const plain_env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C
 static int compiler_version(const char *compiler, buf *out, err *e)
 {
     char *argv[] = {(char *)compiler, "--version", NULL};
-    builder_run r = {.argv = argv, .envp = plain_env, .deadline_ms = clock_deadline_ms(10000)};
+    process_run r = {.argv = argv, .envp = plain_env, .deadline_ms = clock_deadline_ms(10000)};
     buf text;
     buf_init(&text, 4096);
-    int rc = builder_run_program(&r, out, &text, e);
+    int rc = process_run_program(&r, out, &text, e);
     buf_free(&text);
     if (rc != 0)
         return err_wrap(e, "compiler");
@@ -274,7 +274,7 @@ typedef struct build {
     builder_limits limits;
     const char *compiler;
     command command;
-    builder_run run;
+    process_run run;
     char folder[256]; /* for BUILDER_SANDBOX_NONE; else "" */
     buf object, text, version;
 } build;
@@ -504,7 +504,7 @@ static int run_build(build *b, builder_result *out, err *e)
     b->run.cpu_s = b->limits.cpu_s;
     b->run.memory_bytes = b->limits.memory_bytes;
     b->run.file_bytes = BUILDER_OBJECT_BYTES_MAX;
-    if (builder_run_program(&b->run, &b->object, &b->text, e) != 0 ||
+    if (process_run_program(&b->run, &b->object, &b->text, e) != 0 ||
         builder_text_read(b->text.bytes, b->text.len, out, e) != 0 || judge(b, out, e) != 0)
         return -1;
     out->object_bytes = b->object.len;

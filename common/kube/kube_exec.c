@@ -200,7 +200,7 @@ static int command_init(command *c, const json_t *exec, const char *folder, cons
 /* ---- its output ------------------------------------------------------------------------------ */
 
 /* Copies the end of its stderr, in one line. */
-static void last_words(const builder_run *r, char out[WORDS_BYTES + 1])
+static void last_words(const process_run *r, char out[WORDS_BYTES + 1])
 {
     size_t len = r->last_len;
     while (len && (unsigned char)r->last[len - 1] <= ' ')
@@ -214,11 +214,11 @@ static void last_words(const builder_run *r, char out[WORDS_BYTES + 1])
 
 static int run(const command *c, int64_t deadline_ms, buf *out, err *e)
 {
-    builder_run r = {.argv = c->argv, .envp = c->envp, .folder = ".", .deadline_ms = deadline_ms};
+    process_run r = {.argv = c->argv, .envp = c->envp, .folder = ".", .deadline_ms = deadline_ms};
     buf none;
     char words[WORDS_BYTES + 1];
     buf_init(&none, 0); /* stderr does not fit, so that its end goes to r.last */
-    if (builder_run_program(&r, out, &none, e))
+    if (process_run_program(&r, out, &none, e))
         return err_wrap(e, "the kubeconfig's user signs in by a program");
     buf_free(&none);
     last_words(&r, words);
