@@ -212,7 +212,7 @@ static bool noted(descriptor engine, cudnnBackendAttributeName_t name,
                        sizeof(cudnnBackendBehaviorNote_t) == sizeof(int),
                    "notes are ints");
     if (cudnnBackendGetAttribute(engine, name, type, NOTES, &count, notes))
-        return true; /* an engine without notes counts as having each */
+        return true; /* an engine whose notes cannot be read is left out */
     for (int64_t i = 0; i < count && i < NOTES; i++)
         if (notes[i] == note)
             return true;
