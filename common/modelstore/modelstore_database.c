@@ -25,16 +25,6 @@ static const char *model_key(const remote *r, char out[REMOTE_KEY_BYTES])
     return modelstore_key(r, "model", out);
 }
 
-/* Calls a command on the job's key. */
-static int ask(remote *r, const char *command, redisReply **out, int64_t deadline_ms, err *e)
-{
-    char key[REMOTE_KEY_BYTES];
-    return redis_command_format(&r->cmd, e, "%s %s", command, model_key(r, key)) ||
-                   remote_call(r, out, NULL, deadline_ms, e)
-               ? -1
-               : 0;
-}
-
 static int database_open(const modelstore_access *a, modelstore_role role, int64_t deadline_ms,
                          modelstore **out, err *e)
 {
@@ -95,7 +85,10 @@ static int parse_status(const redisReply *reply, raw_status *out, err *e)
 static int get_status(remote *r, int64_t deadline_ms, raw_status *out, err *e)
 {
     cleanup_reply redisReply *reply = NULL;
-    return ask(r, "KUBEML.STATUS", &reply, deadline_ms, e) || parse_status(reply, out, e) ? -1 : 0;
+    return remote_ask(r, "KUBEML.STATUS", "model", &reply, deadline_ms, e) ||
+                   parse_status(reply, out, e)
+               ? -1
+               : 0;
 }
 
 static int database_status(modelstore *m, int64_t deadline_ms, modelstore_status *out, err *e)
@@ -133,7 +126,8 @@ static int database_attach(modelstore *m, layout *out, int64_t deadline_ms, err 
     cleanup_free raw_status *raw = malloc(sizeof *raw);
     if (!raw)
         return err_set(e, ERR_NOMEM, "no memory for a status");
-    if (ask(r, "KUBEML.LAYOUT", &text, deadline_ms, e) || get_status(r, deadline_ms, raw, e))
+    if (remote_ask(r, "KUBEML.LAYOUT", "model", &text, deadline_ms, e) ||
+        get_status(r, deadline_ms, raw, e))
         return -1;
     if (text->type != REDIS_REPLY_STRING)
         return err_set(e, ERR_CORRUPT, "redis: an answer of another form to KUBEML.LAYOUT");
@@ -440,45 +434,21 @@ static void parse_bad_function(err *last, modelstore_merged *out)
     memmove(last->message, end + 1, strlen(end + 1) + 1);
 }
 
-enum { MERGE_HEAD = 10 };
-
-/* A command's words, of which the numbers are written out here. */
-typedef struct merge_words {
-    const char *word[MERGE_HEAD + 3 * MODELSTORE_FUNCTIONS_MAX];
-    char number[MERGE_HEAD + 3 * MODELSTORE_FUNCTIONS_MAX][24];
-    int count;
-} merge_words;
-
-static void add_number(merge_words *w, int64_t n)
-{
-    char *text = w->number[w->count];
-    snprintf(text, sizeof w->number[0], "%" PRId64, n);
-    w->word[w->count++] = text;
-}
-
+/* The numbers, of which there are three a function, stand in the format already. */
 static int format_merge(remote *r, const modelstore_round *round, err *e)
 {
-    char key[REMOTE_KEY_BYTES];
-    cleanup_free merge_words *w = malloc(sizeof *w);
-    if (!w)
-        return err_set(e, ERR_NOMEM, "no memory for a merge");
-    w->word[0] = "KUBEML.MERGE";
-    w->word[1] = model_key(r, key);
-    w->count = 2;
-    add_number(w, round->epoch);
-    add_number(w, round->round);
-    add_number(w, round->version);
-    add_number(w, round->next_epoch);
-    add_number(w, round->next_round);
-    w->word[w->count++] = round->rule;
-    w->word[w->count++] = round->ledger ? round->ledger : "";
-    add_number(w, (int64_t)round->count);
-    for (size_t i = 0; i < round->count; i++) {
-        add_number(w, round->parts[i].function);
-        add_number(w, round->parts[i].incarnation);
-        add_number(w, (int64_t)round->parts[i].samples);
-    }
-    return redis_command_words(&r->cmd, w->count, w->word, NULL, e);
+    enum { HEAD_BYTES = 192, PART_BYTES = 48 };
+    char key[REMOTE_KEY_BYTES], format[HEAD_BYTES + MODELSTORE_FUNCTIONS_MAX * PART_BYTES];
+    int at = snprintf(format, HEAD_BYTES,
+                      "KUBEML.MERGE %%s %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
+                      " %%s %%s %zu",
+                      round->epoch, round->round, round->version, round->next_epoch,
+                      round->next_round, round->count);
+    for (const modelstore_part *p = round->parts; p < round->parts + round->count; p++)
+        at += snprintf(format + at, PART_BYTES, " %d %d %" PRIu64, p->function, p->incarnation,
+                       p->samples);
+    return redis_command_format(&r->cmd, e, format, model_key(r, key), round->rule,
+                                round->ledger ? round->ledger : "");
 }
 
 /* After a refusal as stale: the present state; and whether it is this very merge's, carried out
@@ -613,7 +583,7 @@ static int database_ledger(modelstore *m, int64_t deadline_ms, char **out, size_
 {
     remote *r = remote_of(m);
     cleanup_reply redisReply *reply = NULL;
-    if (ask(r, "KUBEML.LEDGER", &reply, deadline_ms, e))
+    if (remote_ask(r, "KUBEML.LEDGER", "model", &reply, deadline_ms, e))
         return -1;
     if (reply->type != REDIS_REPLY_STRING)
         return err_set(e, ERR_CORRUPT, "redis: an answer of another form to KUBEML.LEDGER");
@@ -630,7 +600,7 @@ static int database_drop(modelstore *m, int64_t deadline_ms, err *e)
         return -1;
     if (r->shared)
         shm_sweep(r->access.segment_dir, r->access.job);
-    return ask(r, "UNLINK", NULL, deadline_ms, e);
+    return remote_ask(r, "UNLINK", "model", NULL, deadline_ms, e);
 }
 
 static void database_close(modelstore *m)

@@ -147,6 +147,15 @@ int remote_call(remote *r, redisReply **out, bool *again, int64_t deadline_ms, e
     }
 }
 
+int remote_ask(remote *r, const char *command, const char *suffix, redisReply **out,
+               int64_t deadline_ms, err *e)
+{
+    char key[REMOTE_KEY_BYTES];
+    if (redis_command_format(&r->cmd, e, "%s %s", command, modelstore_key(r, suffix, key)))
+        return -1;
+    return remote_call(r, out, NULL, deadline_ms, e);
+}
+
 int remote_need_owner(const remote *r, err *e)
 {
     return r->role == MODELSTORE_OWNER ? 0 : err_set(e, ERR_FORBIDDEN, "only the job's owner may");

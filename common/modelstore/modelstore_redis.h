@@ -36,6 +36,9 @@ int remote_connect(remote *r, int64_t deadline_ms, err *e);
 /* Sends r->cmd and takes the reply (may be NULL), anew on a new connection when the old one broke.
  * *again (may be NULL) tells that it may have been carried out before. */
 int remote_call(remote *r, redisReply **out, bool *again, int64_t deadline_ms, err *e);
+/* The same with "<command> <the job's key of that suffix>". */
+int remote_ask(remote *r, const char *command, const char *suffix, redisReply **out,
+               int64_t deadline_ms, err *e);
 /* The same for the writer; on a new one nothing is announced. */
 int remote_connect_writer(remote *r, int64_t deadline_ms, err *e);
 /* The connection is given up; the next call dials. */

@@ -29,19 +29,12 @@ static int server_open(const modelstore_access *a, modelstore_role role, int64_t
 }
 
 /* With the retries of remote_call: not under WATCH. */
-static int get(remote *r, const char *suffix, redisReply **out, int64_t deadline_ms, err *e)
-{
-    char key[REMOTE_KEY_BYTES];
-    return redis_command_format(&r->cmd, e, "GET %s", modelstore_key(r, suffix, key)) ||
-                   remote_call(r, out, NULL, deadline_ms, e)
-               ? -1
-               : 0;
-}
-
 static int get_state(remote *r, stored_state *out, int64_t deadline_ms, err *e)
 {
     cleanup_reply redisReply *reply = NULL;
-    return get(r, "state", &reply, deadline_ms, e) || keys_parse_state(reply, out, e) ? -1 : 0;
+    return remote_ask(r, "GET", "state", &reply, deadline_ms, e) || keys_parse_state(reply, out, e)
+               ? -1
+               : 0;
 }
 
 static int server_attach(modelstore *m, layout *out, int64_t deadline_ms, err *e)
@@ -49,7 +42,7 @@ static int server_attach(modelstore *m, layout *out, int64_t deadline_ms, err *e
     remote *r = remote_of(m);
     stored_state s;
     cleanup_reply redisReply *text = NULL;
-    if (get_state(r, &s, deadline_ms, e) || get(r, "layout", &text, deadline_ms, e))
+    if (get_state(r, &s, deadline_ms, e) || remote_ask(r, "GET", "layout", &text, deadline_ms, e))
         return -1;
     if (text->type != REDIS_REPLY_STRING)
         return err_set(e, ERR_NOT_FOUND, "the job has no layout");
@@ -536,7 +529,7 @@ static int server_ledger(modelstore *m, int64_t deadline_ms, char **out, size_t 
 {
     remote *r = remote_of(m);
     cleanup_reply redisReply *reply = NULL;
-    if (get(r, "ledger", &reply, deadline_ms, e))
+    if (remote_ask(r, "GET", "ledger", &reply, deadline_ms, e))
         return -1;
     if (reply->type != REDIS_REPLY_STRING)
         return err_set(e, ERR_NOT_FOUND, "there is no such job");

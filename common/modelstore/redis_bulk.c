@@ -12,26 +12,20 @@
 
 enum {
     VECTORS = 8,
-    AHEAD_BYTES = 16 << 10, /* read behind a bulk; as much as hiredis reads at once */
+    AHEAD_BYTES = 16 << 10,  /* read behind a bulk; as much as hiredis reads at once */
     WAITING_BYTES = 1 << 20, /* of replies that are taken in while a command is written */
 };
 
+/* The connection is of no more use. */
+static int broken(redisContext *c, err *e, err_code code, const char *why)
+{
+    c->err = REDIS_ERR_OTHER;
+    return err_set(e, code, "redis: %s", why);
+}
+
 static int gone(redisContext *c, err *e)
 {
-    c->err = REDIS_ERR_EOF;
-    return err_set(e, ERR_UNAVAILABLE, "redis: the connection was closed");
-}
-
-static int corrupt(redisContext *c, err *e, const char *what)
-{
-    c->err = REDIS_ERR_PROTOCOL;
-    return err_set(e, ERR_CORRUPT, "redis: %s", what);
-}
-
-static int no_memory(redisContext *c, err *e)
-{
-    c->err = REDIS_ERR_OOM;
-    return err_set(e, ERR_NOMEM, "redis: no memory for a reply");
+    return broken(c, e, ERR_UNAVAILABLE, "the connection was closed");
 }
 
 /* Which of the events happened, in *got. */
@@ -48,10 +42,8 @@ static int wait_for(redisContext *c, short events, int64_t deadline_ms, short *g
             c->err = REDIS_ERR_OTHER;
             return err_set_errno(e, errno, "redis: poll");
         }
-        if (n == 0 && clock_left_ms(deadline_ms) == 0) {
-            c->err = REDIS_ERR_OTHER;
-            return err_set(e, ERR_TIMEOUT, "redis: no answer in time");
-        }
+        if (n == 0 && clock_left_ms(deadline_ms) == 0)
+            return broken(c, e, ERR_TIMEOUT, "no answer in time");
     }
 }
 
@@ -59,7 +51,7 @@ static int take_in(redisContext *c, err *e)
 {
     if (redisBufferRead(c) == REDIS_OK)
         return 0;
-    return c->err == REDIS_ERR_OOM ? no_memory(c, e) : gone(c, e);
+    return c->err == REDIS_ERR_OOM ? broken(c, e, ERR_NOMEM, "no memory for a reply") : gone(c, e);
 }
 
 int redis_bulk_fill(redisContext *c, int64_t deadline_ms, err *e)
@@ -183,7 +175,7 @@ static int read_exactly(redisContext *c, char *to, size_t len, int64_t deadline_
         size_t mine = (size_t)n < len - here ? (size_t)n : len - here;
         here += mine;
         if (redisReaderFeed(c->reader, behind, (size_t)n - mine) != REDIS_OK)
-            return no_memory(c, e);
+            return broken(c, e, ERR_NOMEM, "no memory for a reply");
     }
     return 0;
 }
@@ -196,5 +188,5 @@ int redis_bulk_read(redisContext *c, void *to, size_t len, int64_t deadline_ms, 
         return found;
     if (read_exactly(c, to, len, deadline_ms, e) || read_exactly(c, end, 2, deadline_ms, e))
         return -1;
-    return end[0] == '\r' && end[1] == '\n' ? 1 : corrupt(c, e, "a bulk without its end");
+    return memcmp(end, "\r\n", 2) == 0 ? 1 : broken(c, e, ERR_CORRUPT, "a bulk without its end");
 }

@@ -18,7 +18,7 @@
 enum {
     HELD_BYTES = 4 << 10,
     SHORT_BYTES = 256,     /* long arguments up to here are copied into the output buffer */
-    KEPT_BYTES = 64 << 10, /* of an empty input buffer: more is given back */
+    KEPT_BYTES = 64 << 10, /* of an empty input buffer: hiredis gives back what is more */
     SEND_BUFFER_BYTES = 1 << 20,
 };
 
@@ -81,7 +81,7 @@ static struct iovec arguments(const redis_command *c)
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-/* In place of hiredis's: refuses before it allocates. */
+/* Stands before hiredis's function, which allocates whatever number Redis names. */
 static void *create_array(const redisReadTask *task, array_count n)
 {
     redis_link *l = task->privdata;
@@ -229,33 +229,26 @@ int redis_link_send_long(redis_link *l, const void *bytes, size_t len, const red
 
 /* ---- replies --------------------------------------------------------------------------------- */
 
-static int refused(redis_link *l, err *e)
+/* What the reader could not make a reply of, or what is over a limit. */
+static int unreadable(redis_link *l, err *e)
 {
+    if (l->refused.code == ERR_NONE && l->c->err == REDIS_ERR_OOM)
+        err_set(&l->refused, ERR_NOMEM, "redis: no memory for a reply");
+    else if (l->refused.code == ERR_NONE)
+        err_set(&l->refused, ERR_CORRUPT, "redis: %s", l->c->errstr);
     l->c->err = REDIS_ERR_PROTOCOL;
     if (e)
         *e = l->refused;
     return -1;
 }
 
-/* What the reader could not make a reply of. */
-static int unreadable(redis_link *l, err *e)
-{
-    if (l->refused.code != ERR_NONE)
-        return refused(l, e);
-    if (l->c->err == REDIS_ERR_OOM)
-        return err_set(e, ERR_NOMEM, "redis: no memory for a reply");
-    return err_set(e, ERR_CORRUPT, "redis: %s", l->c->errstr);
-}
-
-/* What the reader has, and waits for more of: a line without its end, or a bulk, of which the line
- * with its length is left before it. */
-static int check_unfinished(redis_link *l, err *e)
+/* Looks at what the reader has and waits for more of: a line without its end, or a bulk, whose
+ * length is still before it. */
+static void check_unfinished(redis_link *l)
 {
     const redisReader *r = l->c->reader;
-    size_t len = r->len - r->pos;
-    if (len == 0)
-        return 0;
     const char *at = r->buf + r->pos;
+    size_t len = r->len - r->pos;
     if (memmem(at, len < 32 ? len : 32, "\r\n", 2)) {
         long long bulk = strtoll(at, NULL, 10);
         if (bulk > REDIS_BULK_BYTES_MAX)
@@ -264,7 +257,6 @@ static int check_unfinished(redis_link *l, err *e)
     } else if (len >= REDIS_LINE_BYTES_MAX) {
         err_set(&l->refused, ERR_CORRUPT, "redis: a line without an end");
     }
-    return l->refused.code == ERR_NONE ? 0 : refused(l, e);
 }
 
 int redis_link_receive(redis_link *l, redisReply **out, int64_t deadline_ms, err *e)
@@ -280,7 +272,10 @@ int redis_link_receive(redis_link *l, redisReply **out, int64_t deadline_ms, err
             *out = reply;
             return 0;
         }
-        if (check_unfinished(l, e) || redis_bulk_fill(l->c, deadline_ms, e))
+        check_unfinished(l);
+        if (l->refused.code != ERR_NONE)
+            return unreadable(l, e);
+        if (redis_bulk_fill(l->c, deadline_ms, e))
             return -1;
     }
 }
