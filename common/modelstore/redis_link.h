@@ -1,12 +1,14 @@
-/* redis_link.h: a connection to Redis by hiredis (0.14 to 1.3), with a deadline on every wait and
- * limits on replies.
+/* redis_link.h: a connection to Redis through hiredis (0.14 to 1.3), with a deadline on every wait
+ * and limits on replies.
  *
- * hiredis formats commands, buffers them until they are sent, and reads replies, which are its
- * redisReply. Three things are done otherwise than hiredis would:
- *   - address_dial connects: hiredis's sockets stay open in the programs that this process starts,
- *     and its one try waits out the second that a new pod's first packet may be lost for;
- *   - the output buffer is written without SIGPIPE, and together with a tensor (redis_bulk.h);
- *   - arrays, lines and bulks are limited: hiredis allocates what a reply announces.
+ * hiredis formats commands, buffers them until they are sent, and reads replies; a reply is
+ * hiredis's redisReply. Three things are not left to hiredis:
+ *   - Connecting: hiredis's sockets stay open in the programs that this process starts, and hiredis
+ *     tries once. address_dial closes them there and tries again.
+ *   - Writing the output buffer (redis_bulk.h): hiredis's own writer raises SIGPIPE, and in 0.14
+ *     crashes when memory is gone.
+ *   - Limits: hiredis allocates whatever length an array announces, and waits for a line or a bulk
+ *     however long.
  *
  * Commands may be sent ahead of their replies. After any failure but an error reply the connection
  * is out of step and of no more use (redis_link_broken): close it and dial again. One connection
