@@ -643,6 +643,7 @@ TEST_LIMIT(dump_and_restore, 60)
     redis_reply_free(&b);
     CHECK_OK(fixture_call(l, "MEMORY USAGE kubeml:{job2}:model", &b, &e), e);
     CHECK(b->integer > 20000);
+    redis_reply_free(&b);
     /* Damaged, with a checksum of Redis's that fits: ours must see it. */
     unsigned char *bytes = (unsigned char *)payload->str;
     uint64_t signature, ours = crc64(bytes, payload->len - 8);

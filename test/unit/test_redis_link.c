@@ -238,6 +238,7 @@ TEST(a_bulk_ends_where_it_ends)
         CHECK(into[0] == 'y' && into[BYTES - 1] == 'y');
         CHECK_OK(redis_link_receive(client, &reply, soon(), &e), e);
         CHECK_INT(reply->integer, 42);
+        redis_reply_free(&reply);
         CHECK_OK(redis_link_receive(client, &reply, soon(), &e), e);
         CHECK_STR(reply->str, "end");
         redis_reply_free(&reply);
