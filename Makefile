@@ -83,6 +83,8 @@ SRC_support  := $(call src,test/support)
 
 # A program's main file is named after it; the rest of its folder is an archive that tests link too.
 lib_objs  = $(call obj,$(filter-out $2,$1))
+# kubeml-function has one file more, which replaces the C library's _exit.
+MAIN_function := function-runtime/kubeml-function.c function-runtime/process_exit.c
 MAINS     := builder/kubeml-builder.c ps/kubeml-ps.c function-runtime/kubeml-function.c controller/kubeml-controller.c cli/kubeml.c
 
 LIB_common     := $(BUILD)/libcommon.a
@@ -182,7 +184,7 @@ $(addprefix $(BUILD)/obj/kernels/,backends.o cuda/cuda_backend.o): $(BUILD)/back
 $(LIB_common): $(call obj,$(SRC_common))
 $(LIB_kernels): $(call obj,$(SRC_kernels))
 $(LIB_ps): $(call lib_objs,$(SRC_ps),$(MAINS))
-$(LIB_function): $(call lib_objs,$(SRC_function),$(MAINS))
+$(LIB_function): $(call lib_objs,$(SRC_function),$(MAIN_function))
 $(LIB_controller): $(call lib_objs,$(SRC_controller),$(MAINS))
 $(LIB_cli): $(call lib_objs,$(SRC_cli),$(MAINS))
 $(LIB_support): $(call obj,$(SRC_support))
@@ -201,7 +203,7 @@ PLAIN_LOOPS := $(if $(SANITIZER),$(call plain,$(addprefix kernels/cpu/kernels_,a
 # and test_golden watch the one, test_common the other.
 PLAIN_TRUTH := $(if $(SANITIZER),$(call plain,common/base/rng.c $(wildcard kernels/reference/ref_*.c)))
 $(addprefix $(BUILD)/test/test_,cpu_layers cpu_golden zoo): $(PLAIN_TRUTH)
-$(BUILD)/bin/kubeml-function: $(call obj,function-runtime/kubeml-function.c) $(PLAIN_LOOPS) $(LIB_function) $(LIB_kernels) $(LIB_common)
+$(BUILD)/bin/kubeml-function: $(call obj,$(MAIN_function)) $(PLAIN_LOOPS) $(LIB_function) $(LIB_kernels) $(LIB_common)
 $(BUILD)/bin/kubeml-function: EXTRA_LDFLAGS = -rdynamic
 $(BUILD)/bin/%:
 	@mkdir -p $(@D)

@@ -48,7 +48,7 @@ typedef struct program {
 static void handle_health(http_request *r, void *context)
 {
     (void)context;
-    http_answer_json(r, 200, json_pack("{s:s}", "status", "ok"));
+    http_response_json(r, 200, json_pack("{s:s}", "status", "ok"));
 }
 
 static void handle_build(http_request *r, void *context)
@@ -63,11 +63,11 @@ static void handle_build(http_request *r, void *context)
                  builder_compile(files, n, NULL, &p->config, &built, &e);
     json_t *answer = status ? NULL : builder_built_json(&built);
     if (answer)
-        http_answer_json(r, 200, answer);
+        http_response_json(r, 200, answer);
     else if (status == 0)
         err_set(&e, ERR_NOMEM, "no memory for the object");
     if (!answer)
-        http_answer_problem(r, (unsigned)err_http_status(e.code), &e, builder_said_json(&built));
+        http_response_problem(r, (unsigned)err_http_status(e.code), &e, builder_said_json(&built));
     log_info("built %zu files in %.2f s: %s", n, built.seconds, status ? e.message : "ok");
     builder_result_free(&built);
 }
@@ -80,13 +80,13 @@ static void handle_fit(http_request *r, void *context)
     cleanup_free unsigned char *object = NULL;
     json_t *dataset;
     size_t len;
-    int status = http_body_json(r, &body, &e) || builder_fit_read(body, &object, &len, &dataset, &e)
+    int status = http_body_json(r, &body, &e) || shape_check_read(body, &object, &len, &dataset, &e)
                      ? -1
-                     : builder_fit(p->runtime, object, len, dataset, &e);
+                     : shape_check(p->runtime, object, len, dataset, &e);
     if (status < 0)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, builder_fit_json(status, &e));
+        http_response_json(r, 200, shape_check_json(status, &e));
     if (status)
         log_info("%s: %s", status < 0 ? "whether code fits its samples is not known" : "misfit",
                  e.message);
@@ -106,7 +106,7 @@ static const http_route routes[] = {
      .handle = handle_fit,
      .body = HTTP_BODY_WHOLE,
      .takes = "application/json",
-     .body_bytes_max = BUILDER_FIT_BYTES_MAX,
+     .body_bytes_max = SHAPE_CHECK_BYTES_MAX,
      .slow = true},
 };
 

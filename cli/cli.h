@@ -14,7 +14,7 @@
 #include "common/base/err.h"
 #include "common/net/http_client.h"
 
-enum { CLI_OPTIONS_MAX = 32, CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
+enum { CLI_OPTIONS_MAX = 64, CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 /* idle_s of a call during which the server is rightly at work for minutes without a byte: it looks
  * through what was uploaded, or fetches a model from its store. */
 enum { CLI_BUSY_S = 600 };
@@ -106,6 +106,9 @@ int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min,
 /* What may come behind c->before, the last of the verb's words so far (names.c). `max`: of
  * positional arguments. */
 void names_print(const cli *c, const cli_option *options, int argc, char **argv, int max);
+
+/* Prints a table of the code as JSON, from which a page's table is made (docs.c). */
+int docs_print(const char *table);
 
 /* Standard output did not take it: said, unless that is because nobody reads any more. */
 int cli_unwritten(const err *e);

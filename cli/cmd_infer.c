@@ -11,6 +11,7 @@
 
 #include "cli.h"
 #include "common/base/cleanup.h"
+#include "common/contract/limits.h"
 #include "common/contract/request.h"
 #include "common/formats/idx.h"
 #include "common/formats/npy.h"
@@ -18,7 +19,6 @@
 enum {
     DATA_BYTES_MAX = 1 << 30,
     PIECE_BYTES = 1 << 20,
-    SLICE_SAMPLES_MAX = 65536, /* of one request, as docs/reference/api.md has it */
     /* No further sample behind so many bytes of JSON: the server has room for four such requests,
      * as it has runtimes, but not for two of the largest. */
     SLICE_BYTES = 2 << 20,
@@ -218,7 +218,7 @@ static int infer_all(const cli *c, const char *id, const char *path, const sampl
                      err *e)
 {
     uint64_t count = s->is_array ? s->head.shape[0] : 0;
-    slice part = {.most = SLICE_SAMPLES_MAX, .bytes = SLICE_BYTES};
+    slice part = {.most = LIMITS_INFER_SAMPLES_MAX, .bytes = SLICE_BYTES};
     do {
         cleanup_buf buf body;
         json_t *answer;

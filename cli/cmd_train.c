@@ -1,4 +1,5 @@
-/* cmd_train.c: kubeml train. */
+/* cmd_train.c: kubeml train. The table of job_options.h has its flags, but for --watch. */
+#include <assert.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -7,69 +8,127 @@
 #include <unistd.h>
 
 #include "cli.h"
-#include "common/contract/request.h"
+#include "common/base/json_read.h"
+#include "common/contract/job_options.h"
 
-#define TEXT_OF(value) #value
-#define TEXT(value)    TEXT_OF(value)
+/* What the command line gives for one option. */
+typedef struct flag_value {
+    const char *text;
+    long number;
+    double real;
+    bool is_true, seen, shortcut;
+} flag_value;
 
-typedef struct train_options {
-    const char *function, *dataset, *init, *without, *merge, *mode, *optimizer_state, *on_loss,
-        *process;
-    const char *gpu_memory, *precision, *device;
-    long epochs, batch, parallelism, k, validate_every, priority, seed, deadline, backoff, ttl,
-        gpu_threads;
-    double lr, goal;
-    bool fixed, watch, once;
-    bool validate_seen, goal_seen, priority_seen, seed_seen, parallelism_seen, k_seen;
-    bool deadline_seen, backoff_seen, ttl_seen, gpu_threads_seen;
-} train_options;
+/* ---- from the table of options to flags ------------------------------------------------------ */
 
-static json_t *gpu_json(const train_options *o)
+static option_kind flag_kind(const job_option *o)
 {
-    json_t *gpu = json_object();
-    if (o->gpu_memory)
-        json_object_set_new(gpu, "memory", json_string(o->gpu_memory));
-    if (o->gpu_threads_seen)
-        json_object_set_new(gpu, "threads", json_integer(o->gpu_threads));
-    if (o->precision)
-        json_object_set_new(gpu, "precision", json_string(o->precision));
-    return gpu;
+    switch (o->kind) {
+    case VALUE_INT:
+    case VALUE_SEED: return OPTION_INT;
+    case VALUE_REAL: return OPTION_NUMBER;
+    case VALUE_BOOL: return OPTION_FLAG;
+    default: return OPTION_TEXT;
+    }
 }
 
-static json_t *options_json(const train_options *o)
+static void *flag_target(const job_option *o, flag_value *v)
 {
-    json_t *out = json_object();
-    if (o->parallelism_seen)
-        json_object_set_new(out, "default_parallelism", json_integer(o->parallelism));
-    if (o->fixed)
-        json_object_set_new(out, "static_parallelism", json_true());
-    if (o->k_seen || o->once)
-        json_object_set_new(out, "k", json_integer(o->once ? REQUEST_K : o->k));
-    if (o->validate_seen)
-        json_object_set_new(out, "validate_every", json_integer(o->validate_every));
-    if (o->goal_seen)
-        json_object_set_new(out, "goal_accuracy", json_real(o->goal));
-    if (o->priority_seen)
-        json_object_set_new(out, "priority", json_integer(o->priority));
-    if (o->seed_seen)
-        json_object_set_new(out, "seed", json_integer(o->seed));
-    if (o->deadline_seen)
-        json_object_set_new(out, "active_deadline_seconds", json_integer(o->deadline));
-    if (o->backoff_seen)
-        json_object_set_new(out, "backoff_limit", json_integer(o->backoff));
-    if (o->ttl_seen)
-        json_object_set_new(out, "ttl_seconds_after_finished", json_integer(o->ttl));
-    const char *const names[] = {"merge",   "mode",   "optimizer_state",
-                                 "on_loss", "device", "process"};
-    const char *const values[] = {o->merge,   o->mode,   o->optimizer_state,
-                                  o->on_loss, o->device, o->process};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (values[i])
-            json_object_set_new(out, names[i], json_string(values[i]));
-    if (o->gpu_memory || o->gpu_threads_seen || o->precision)
-        json_object_set_new(out, "gpu", gpu_json(o));
-    return out;
+    switch (flag_kind(o)) {
+    case OPTION_INT: return &v->number;
+    case OPTION_NUMBER: return &v->real;
+    case OPTION_FLAG: return &v->is_true;
+    default: return &v->text;
+    }
 }
+
+static cli_option flag_of(const job_option *o, flag_value *v)
+{
+    v->number = (long)o->default_value;
+    v->real = o->default_value;
+    return (cli_option){.name = o->flag,
+                        .letter = o->letter,
+                        .kind = flag_kind(o),
+                        .value = o->placeholder,
+                        .help = o->help,
+                        .into = flag_target(o, v),
+                        .seen = &v->seen,
+                        /* a number that a request must have comes from the table */
+                        .required = o->required && flag_kind(o) == OPTION_TEXT};
+}
+
+static cli_option shortcut_of(const job_option *o, flag_value *v)
+{
+    return (cli_option){.name = o->shortcut.flag,
+                        .kind = OPTION_FLAG,
+                        .help = o->shortcut.help,
+                        .into = &v->shortcut};
+}
+
+/* Makes the flags of the rows, group by group. A flag stores what it gets in the item of `values`
+ * that has the number of its row. Returns how many flags there are. */
+static size_t flags_of_table(cli_option *out, flag_value *values)
+{
+    size_t count = 0;
+    for (int group = 0; group < OPTION_GROUPS; group++)
+        for (const job_option *o = job_options; o->name; o++) {
+            flag_value *v = &values[o - job_options];
+            if (!o->flag || (int)o->group != group)
+                continue;
+            assert(count + 3 < CLI_OPTIONS_MAX); /* a shortcut, --watch and the end */
+            out[count++] = flag_of(o, v);
+            if (o->shortcut.flag)
+                out[count++] = shortcut_of(o, v);
+        }
+    return count;
+}
+
+/* ---- from flags to the request --------------------------------------------------------------- */
+
+/* The object of the request that has the options `in`, which is made when it is first needed. */
+static json_t *object_of(json_t *body, option_object in)
+{
+    const job_option *o = job_option_parent(in);
+    if (!o)
+        return body;
+    json_t *parent = object_of(body, o->in);
+    if (!json_object_get(parent, o->name))
+        json_object_set_new(parent, o->name, json_object());
+    return json_object_get(parent, o->name);
+}
+
+static json_t *value_json(const job_option *o, const flag_value *v)
+{
+    switch (flag_kind(o)) {
+    case OPTION_INT: return json_integer(v->shortcut ? o->shortcut.value : v->number);
+    case OPTION_NUMBER: return json_real(v->real);
+    case OPTION_FLAG: return json_true();
+    default: return json_string(v->text);
+    }
+}
+
+/* Only what was given and what a request must have: the platform knows the other defaults. */
+static json_t *body_json(const flag_value *values, err *e)
+{
+    json_t *body = json_object();
+    object_of(body, IN_OPTIONS);
+    for (const job_option *o = job_options; o->name; o++) {
+        const flag_value *v = &values[o - job_options];
+        if (!o->flag || !(v->seen || v->shortcut || o->required))
+            continue;
+        if (json_object_set_new(object_of(body, o->in), o->name, value_json(o, v)) == 0)
+            continue;
+        json_decref(body);
+        if (o->required)
+            err_set(e, ERR_INVALID, "the names of the function and the dataset must be UTF-8");
+        else
+            err_set(e, ERR_INVALID, "--%s must be UTF-8", o->flag);
+        return NULL;
+    }
+    return body;
+}
+
+/* ---- a file of weights ----------------------------------------------------------------------- */
 
 /* Whether --init names a file: what looks like a path or is one. Ids look like neither. */
 static bool is_file(const char *init)
@@ -79,16 +138,14 @@ static bool is_file(const char *init)
            (len > tail && strcmp(init + len - tail, ".safetensors") == 0);
 }
 
-/* A file of weights becomes a model on the platform first; its id replaces the path. */
-static int upload_init(const cli *c, train_options *o, char *id, size_t size, err *e)
+/* Uploads a file of weights as a model of the platform, whose id becomes the request's `init`. */
+static int upload_init(const cli *c, const char *file, json_t *body, char *id, size_t size, err *e)
 {
     http_part part;
-    if (!o->init || !is_file(o->init))
-        return 0;
-    if (cli_part(&part, "model", o->init, e))
+    if (cli_part(&part, "model", file, e))
         return err_wrap(e, "--init");
     progress bar;
-    progress_begin(&bar, o->init);
+    progress_begin(&bar, file);
     http_call call = {.method = "POST",
                       .parts = &part,
                       .part_count = 1,
@@ -99,19 +156,19 @@ static int upload_init(const cli *c, train_options *o, char *id, size_t size, er
     int status = cli_call_raw(c, &call, "/model", &reply, e);
     progress_end(&bar);
     if (status)
-        err_wrap(e, "--init %.100s", o->init);
+        err_wrap(e, "--init %.100s", file);
     json_t *answer = status ? NULL : http_reply_json(&reply, e);
     http_reply_free(&reply);
     const char *given = json_string_value(json_object_get(answer, "id"));
     if (answer && !given)
-        err_set(e, ERR_CORRUPT, "the server named no id for %s", o->init);
+        err_set(e, ERR_CORRUPT, "the server named no id for %s", file);
     if (given) {
         snprintf(id, size, "%s", given);
-        /* What is wrong with it the job says, by that name. */
-        fprintf(stderr, "%s is uploaded as model %s\n", o->init, id);
+        json_object_set_new(body, "init", json_string(id));
+        /* The job names its model by this id when the model is at fault. */
+        fprintf(stderr, "%s is uploaded as model %s\n", file, id);
     }
     json_decref(answer);
-    o->init = id;
     return given ? 0 : -1;
 }
 
@@ -158,105 +215,47 @@ static int watch_trained(const cli *c, const char *id)
     return watch_job(c, id, false, 0);
 }
 
-int cmd_train(cli *c, int argc, char **argv)
+/* Asks for the job and stores its id. */
+static int submit(const cli *c, const json_t *body, char *id, size_t size, err *e)
 {
-    train_options o = {.epochs = REQUEST_EPOCHS, .batch = REQUEST_BATCH, .lr = REQUEST_LR};
-    const cli_option options[] = {
-        {"function", 'f', OPTION_TEXT, "NAME", "what to train", &o.function, NULL, true, false},
-        {"dataset", 'd', OPTION_TEXT, "NAME", "on what", &o.dataset, NULL, true, false},
-        {"epochs", 'e', OPTION_INT, "N", "how often over the data (" TEXT(REQUEST_EPOCHS) ")",
-         &o.epochs, NULL, false, false},
-        {"batch", 'b', OPTION_INT, "N", "samples a step of each function (" TEXT(REQUEST_BATCH) ")",
-         &o.batch, NULL, false, false},
-        {"lr", 0, OPTION_NUMBER, "RATE",
-         "learning rate (" TEXT(REQUEST_LR) ", whatever the code's own is)", &o.lr, NULL, false,
-         false},
-        {"parallelism", 'p', OPTION_INT, "N", "functions to begin with (4)", &o.parallelism,
-         &o.parallelism_seen, false, false},
-        {"static", 's', OPTION_FLAG, NULL, "keep the parallelism as it is", &o.fixed, NULL, false,
-         false},
-        {"K", 'K', OPTION_INT, "N",
-         "local steps between two merges; -1: once an epoch (" TEXT(REQUEST_K) ")", &o.k, &o.k_seen,
-         false, false},
-        {"sparse-avg", 0, OPTION_FLAG, NULL, "merge once an epoch, whatever --K says", &o.once,
-         NULL, false, false},
-        {"validate-every", 0, OPTION_INT, "N", "epochs between validations; 0: at the end (1)",
-         &o.validate_every, &o.validate_seen, false, false},
-        {"goal-accuracy", 0, OPTION_NUMBER, "PERCENT",
-         "stop when the validation reaches it; not on targets", &o.goal, &o.goal_seen, false,
-         false},
-        {"merge", 0, OPTION_TEXT, "WHERE",
-         "database, server, or nccl: between the functions' GPUs (database)", &o.merge, NULL, false,
-         false},
-        {"mode", 0, OPTION_TEXT, "MODE", "ps", &o.mode, NULL, false, false},
-        {"optimizer-state", 0, OPTION_TEXT, "RULE", "average or reset (average)",
-         &o.optimizer_state, NULL, false, false},
-        {"on-loss", 0, OPTION_TEXT, "RULE", "a lost function: recompute or continue (recompute)",
-         &o.on_loss, NULL, false, false},
-        {"process", 0, OPTION_TEXT, "RULE",
-         "own: each function is a process; shared, with --static: all are threads of one (own)",
-         &o.process, NULL, false, false},
-        {"priority", 0, OPTION_INT, "N", "higher is sooner (0)", &o.priority, &o.priority_seen,
-         false, false},
-        {"seed", 0, OPTION_INT, "N", "of everything that is drawn (0)", &o.seed, &o.seed_seen,
-         false, false},
-        {"active-deadline", 0, OPTION_INT, "SECONDS", "a job that is active longer fails",
-         &o.deadline, &o.deadline_seen, false, false},
-        {"backoff-limit", 0, OPTION_INT, "N",
-         "how often a failed job goes on from its checkpoint (0)", &o.backoff, &o.backoff_seen,
-         false, false},
-        {"ttl-after-finished", 0, OPTION_INT, "SECONDS",
-         "in a cluster: then its TrainJob is removed", &o.ttl, &o.ttl_seen, false, false},
-        {"device", 0, OPTION_TEXT, "KIND",
-         "auto, cpu or cuda (auto: a GPU where the platform knows one)", &o.device, NULL, false,
-         false},
-        {"gpu-memory", 0, OPTION_TEXT, "SIZE",
-         "GPU memory a function may take, such as 2Gi (an eighth where functions are placed)",
-         &o.gpu_memory, NULL, false, false},
-        {"gpu-threads", 0, OPTION_INT, "PERCENT", "of the GPU's threads, where MPS runs (no limit)",
-         &o.gpu_threads, &o.gpu_threads_seen, false, false},
-        {"precision", 0, OPTION_TEXT, "KIND", "fp32, tf32 or bf16 (fp32)", &o.precision, NULL,
-         false, false},
-        {"init", 0, OPTION_TEXT, "ID|FILE", "begin with a job's model, or a safetensors file",
-         &o.init, NULL, false, false},
-        {"init-without", 0, OPTION_TEXT, "NAMES",
-         "but for these layers or tensors, with commas between, which are drawn: fc", &o.without,
-         NULL, false, false},
-        {"watch", 'w', OPTION_FLAG, NULL, "follow the job until its end", &o.watch, NULL, false,
-         false},
-        {.name = NULL}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    err e = ERR_INIT;
-    char uploaded[128] = "", id[128] = "";
-    json_t *body = json_pack("{s:s, s:s, s:I, s:I, s:f, s:o}", "function_name", o.function,
-                             "dataset", o.dataset, "epochs", (json_int_t)o.epochs, "batch_size",
-                             (json_int_t)o.batch, "lr", o.lr, "options", options_json(&o));
-    if (!body) {
-        err_set(&e, ERR_INVALID, "the names of the function and the dataset must be UTF-8");
-        return cli_fail(&e);
-    }
-    if (upload_init(c, &o, uploaded, sizeof uploaded, &e)) {
-        json_decref(body);
-        return cli_fail(&e);
-    }
-    if (o.init)
-        json_object_set_new(body, "init", json_string(o.init));
-    if (o.without)
-        json_object_set_new(body, "init_without", json_string(o.without));
     json_t *answer = NULL;
-    int status = cli_call(c, "POST", "/train", body, &answer, &e);
-    json_decref(body);
+    int status = cli_call(c, "POST", "/train", body, &answer, e);
     if (status == 0)
-        snprintf(id, sizeof id, "%s", json_string_value(json_object_get(answer, "id")) ?: "");
+        snprintf(id, size, "%s", json_string_value(json_object_get(answer, "id")) ?: "");
     const char *note = json_string_value(json_object_get(answer, "note"));
     if (note)
         fprintf(stderr, "note: %s\n", note);
     json_decref(answer);
-    if (status) {
+    return status;
+}
+
+int cmd_train(cli *c, int argc, char **argv)
+{
+    flag_value values[JOB_OPTIONS_MAX] = {{0}};
+    cli_option options[CLI_OPTIONS_MAX];
+    bool watch = false;
+    size_t count = flags_of_table(options, values);
+    options[count++] = (cli_option){.name = "watch",
+                                    .letter = 'w',
+                                    .kind = OPTION_FLAG,
+                                    .help = "follow the job until its end",
+                                    .into = &watch};
+    options[count] = (cli_option){.name = NULL};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    err e = ERR_INIT;
+    char uploaded[128] = "", id[128] = "";
+    flag_value *init = &values[job_option_find(IN_REQUEST, "init") - job_options];
+    const char *file = init->seen && is_file(init->text) ? init->text : NULL;
+    if (file)
+        init->seen = false; /* its id as a model is put into the request instead */
+    cleanup_json json_t *body = body_json(values, &e);
+    if (!body || (file && upload_init(c, file, body, uploaded, sizeof uploaded, &e)))
+        return cli_fail(&e);
+    if (submit(c, body, id, sizeof id, &e)) {
         take_back(c, uploaded, &e);
         return fail_train(&e);
     }
-    if (!o.watch) {
+    if (!watch) {
         puts(id);
         return CLI_OK;
     }

@@ -21,7 +21,7 @@ enum {
     LINE_BYTES_MAX = 64 << 20,
     /* Of a log that was never given, by who had just told of its job: the first may have lost its
      * leader in between, the second means it. */
-    REFUSALS_MAX = 2,
+    BUILD_FAILURES_MAX = 2,
     LASTS_MS = 5000, /* a reading that took so long was no try in vain */
 };
 
@@ -131,7 +131,7 @@ static int read_on(follow *f, err *e)
             return 0;
         streamed |= status == 200;
         refusals += status == 503;
-        if (refusals == REFUSALS_MAX && !streamed)
+        if (refusals == BUILD_FAILURES_MAX && !streamed)
             break;
     } while (cli_again(&f->stream, status, e));
     if (e->code == ERR_NONE)

@@ -132,6 +132,8 @@ int main(int argc, char **argv)
         argv += 2;
         argc -= 2;
     }
+    if (argc > 2 && strcmp(argv[1], "__docs") == 0)
+        return ended(docs_print(argv[2]));
     int options = cluster_options(&cluster, argc - 1, argv + 1);
     if (options < 0)
         return CLI_USAGE;

@@ -8,21 +8,15 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "common/contract/job_options.h"
 
 enum { NAMES_S = 2, CONNECT_MS = 500 };
 
-/* Options whose value is not just any text. */
+/* Options whose value is not just any text, beside those of the table of job_options.h. */
 static const struct {
     const char *option, *words; /* or, NULL: */
     const char *path;           /* what is in that list */
 } sources[] = {
-    {"merge", "database server nccl", NULL},
-    {"mode", "ps", NULL},
-    {"optimizer-state", "average reset", NULL},
-    {"on-loss", "recompute continue", NULL},
-    {"process", "own shared", NULL},
-    {"device", "auto cpu cuda", NULL},
-    {"precision", "fp32 tf32 bf16", NULL},
     {"layout", "auto chw hwc", NULL},
     {"stem", "auto cifar imagenet", NULL},
     {"gpus", "auto all none", NULL},
@@ -85,8 +79,11 @@ static const char *list_of_verb(const cli_verb *v)
 static void print_values(const cli *c, const cli_option *o)
 {
     const char *path = strcmp(o->name, "name") == 0 ? list_of_verb(c->verb) : NULL;
+    const job_option *of_job = job_option_of_flag(o->name);
     if (o->kind == OPTION_FORMAT)
         print_words(o->value);
+    for (size_t i = 0; of_job && of_job->words[i]; i++)
+        puts(of_job->words[i]);
     for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
         if (strcmp(sources[i].option, o->name) != 0)
             continue;

@@ -1,4 +1,5 @@
 /* options.c: parsing and help pages, from the options' tables. */
+#include <assert.h>
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
@@ -158,6 +159,7 @@ int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min,
     size_t count = 0;
     for (; options[count].name; count++) {
         const cli_option *o = &options[count];
+        assert(count < CLI_OPTIONS_MAX);
         longs[count] =
             (struct option){o->name, o->kind != OPTION_FLAG, NULL, LONG_FIRST + (int)count};
         if (o->letter)

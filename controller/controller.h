@@ -1,19 +1,22 @@
 /* controller.h: what the files of kubeml-controller share: one process, its parts and its limits.
  *
- * kubeml-controller.c  options, start, signals, end
- * rest*.c              the API: one file a resource; handlers run in HTTP workers
- * registry.c           functions: versions by digest, compiled once
- * refusal.c            what did not compile, for who asks later
- * code_blob.c          objects and sources that nobody names any more
- * owner.c              the one thread that owns jobs, pods and connections to them
- * pool*.c              pods and the pool of warm ones, in the owner's thread
- * store_watch.c        whether the store answers
- * sweeper.c            what dead writers left in it
- * cluster*.c           how pods are started and watched
- * leader.c, forward.c  several controllers: one leads, the others hand on to it
+ * kubeml-controller.c     options, start, signals, end
+ * controller_options.c    the command line
+ * metrics_controller.c    the families of /metrics
+ * sweeper.c               removes what dead writers left in the store
+ * api/                    the API: one file a resource; handlers run in HTTP workers
+ * functions/              functions: versions by digest, compiled once
+ * jobs/                   the job manager, the thread that owns jobs, pods and connections
+ * job/                    the pure machine of all jobs
+ * cluster/, kube/         how pods are started and watched; Kubernetes
+ * operator/               TrainJobs, Functions and Datasets of Kubernetes
+ * ha/                     several controllers, of which one leads; whether the store answers
  *
- * Handlers work against the store by themselves and ask the owner (owner_run) for whatever is about
- * jobs and pods. */
+ * Each group of these files has headers of its own. This header includes none of them, so that each
+ * group can include it.
+ *
+ * Handlers use the store by themselves, and ask the job manager (job_manager_run) for everything
+ * about jobs and pods. */
 #ifndef KUBEML_CONTROLLER_H
 #define KUBEML_CONTROLLER_H
 
@@ -22,23 +25,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "common/base/version.h"
 #include "common/compile/builder.h"
 #include "common/contract/gpu.h"
-#include "common/contract/request.h"
 #include "common/dataset/spool.h"
 #include "common/net/http_server.h"
 #include "common/net/metrics.h"
 #include "common/store/store.h"
-#include "controller/cluster/cluster.h"
-#include "controller/ha/leader.h"
 
 enum {
     CONTROLLER_CODE_BYTES_MAX = BUILDER_SOURCE_BYTES_MAX + (1 << 20), /* a function's upload */
     CONTROLLER_VERSIONS_MAX = 1000,                                   /* of one function */
     CONTROLLER_LOG_BYTES_MAX = 4 << 20,                               /* kept of one pod's log */
-    /* Of a disk that uploads share (scratch_max): from there on the kubelet evicts pods, images'
-     * file system included. */
+    /* Free on a disk that uploads share (scratch_max): below this the kubelet evicts pods, also for
+     * the images' file system. */
     CONTROLLER_DISK_KEPT_PERCENT = 15,
 };
 #define CONTROLLER_UPLOAD_BYTES_MAX ((uint64_t)64 << 30)
@@ -52,23 +51,24 @@ typedef struct controller_config {
     char host[128];
     uint16_t port;
     int slots;
-    int pool_functions, pool_ps; /* warm ones to keep */
+    int pool_functions, pool_ps; /* warm pods to keep */
     uint64_t function_memory;    /* address space of a function; 0: no limit */
-    uint64_t scratch_max;        /* of the disk, for uploads on their way in; 0: the disk is ours */
-    /* auto: those that answer, where the CUDA engine was built */
+    uint64_t scratch_max;        /* of the disk, for uploads on their way in; 0: no limit */
+    /* auto: the GPUs that answer, where the CUDA engine was built */
     enum { GPUS_AUTO, GPUS_ALL, GPUS_NONE } gpus;
     gpu_policy gpu_policy;
     tokens *tokens;              /* NULL: the API asks for none */
     const char *cluster;         /* "local", or "kubernetes" with: */
-    const char *pods_file;       /* pod templates, kube_pods.h */
+    const char *pods_file;       /* pod templates (kube_pods.h) */
     const char *context;         /* of the kubeconfig; NULL: in a pod its service account */
-    const char *builder_url;     /* of a kubeml-builder; NULL: compiled here */
+    const char *builder_url;     /* of a kubeml-builder; NULL: code is compiled here */
     char *builder_token;
-    char pool_token_file[PATH_MAX / 4]; /* what warm pods know; "": made in HOME/run */
+    char pool_token_file[PATH_MAX / 4]; /* of the token that warm pods know; "": made in HOME/run */
 } controller_config;
 
-typedef struct owner owner;
+typedef struct job_manager job_manager;
 typedef struct infer infer;
+typedef struct leader leader;
 typedef struct store_watch store_watch;
 typedef struct sweeper sweeper;
 
@@ -87,132 +87,18 @@ typedef struct controller {
     controller_config config;
     store *store;
     store_watch *watch;
-    owner *owner;
+    job_manager *job_manager;
     infer *infer;
     http_server *http;
     builder_config builder;
     controller_metrics metrics;
     int64_t started_wall_ms;
-    spool_disk uploads;     /* what they have, where config.scratch_max says how much that may be */
-    leader *_Atomic leader; /* NULL: it is the only one, or has not asked yet */
-    atomic_bool leads; /* `owner` is there; it may not be touched before */
-    atomic_int unseen; /* why no TrainJob is looked at, an err_code; ERR_NONE: they are */
-    atomic_bool no_users; /* the database lets none be made for jobs */
+    spool_disk uploads;     /* bytes in use, where config.scratch_max limits them */
+    leader *_Atomic leader; /* NULL: the only controller, or none has been started yet */
+    atomic_bool leads; /* `job_manager` is set; no thread may use it before */
+    atomic_int unseen; /* why TrainJobs are not looked at, an err_code; ERR_NONE: they are */
+    atomic_bool no_users; /* the database makes no users for jobs */
     atomic_int lacking;   /* kinds of custom resources whose CRD lacks fields (kube_status.h) */
 } controller;
-
-/* Whether nobody else may act on jobs and pods at this moment; a kube_config's `may_write`. */
-static inline bool controller_may_act(const void *c)
-{
-    const leader *l = ((const controller *)c)->leader;
-    return !l || leader_is_us(l);
-}
-
-/* Whether what is about jobs and pods can be answered here. */
-static inline bool controller_leads(const controller *c)
-{
-    return atomic_load(&c->leads) && controller_may_act(c);
-}
-
-/* rest.c */
-extern const http_route rest_routes[];
-extern const size_t rest_route_count;
-/* http_config.refuse: what needs the store is not even tried while that is away. */
-bool rest_refuse(void *context, const http_route *route, http_request *r);
-
-/* metrics_controller.c */
-int controller_metrics_open(controller_metrics *m, err *e);
-
-/* registry.c: functions by name. Records are JSON, as the API shows them. */
-typedef struct registry_upload {
-    builder_source files[BUILDER_FILES_MAX];
-    size_t count;
-    const char *model; /* of the zoo, instead of files; with its options as zoo.h's text */
-} registry_upload;
-/* Compiles and stores; `update`: a new version of an existing one, otherwise ERR_EXISTS. A compile
- * error is kept (refusal.h). *out is a new reference, and so is *said, what the compiler said where
- * it was called, well or not: members for an answer. */
-int registry_put(controller *c, const char *name, const registry_upload *u, bool update,
-                 json_t **out, json_t **said, err *e);
-int registry_get(controller *c, const char *name, json_t **out, err *e);
-/* ERR_CONFLICT while a job uses it. */
-int registry_delete(controller *c, const char *name, err *e);
-/* The version in use, and why the last upload was refused. ERR_NOT_FOUND where there is neither. */
-int registry_explain(controller *c, const char *name, json_t **out, err *e);
-
-/* zoo_list.c: the models that can be named instead of code: [{"name", "parameters", "summary"}], as
- * `kubeml-function zoo` tells them; asked once. New reference. */
-int zoo_list(controller *c, json_t **out, err *e);
-/* "resnet34", "resnet34,stem=cifar,crop=4". ERR_NOT_FOUND with the nearest names, ERR_INVALID: an
- * option. */
-int zoo_check(controller *c, const char *model, err *e);
-/* Its network for that data set's samples. ERR_UNSUPPORTED names the layer that does not take
- * them. */
-struct dataset_info;
-int zoo_fits(controller *c, const char *model, const struct dataset_info *data,
-             err *e);
-
-/* fit.c: uploaded code's network for that data set's samples and labels. ERR_UNSUPPORTED names the
- * layer or the label; what cannot be known now is logged, and shows when the job starts. May take
- * seconds. */
-int code_fits(controller *c, const json_t *function, const struct dataset_info *data, err *e);
-
-/* helpers of the handlers, rest.c */
-void controller_random_id(char *out, size_t bytes); /* hex digits */
-void rest_time(json_t *object, const char *key, int64_t wall_ms); /* RFC 3339, or null for 0 */
-
-/* rest_list.c: lists, a page an answer. */
-enum {
-    LIST_LIMIT = 1000,      /* of a page, at most and unless fewer are asked for */
-    LIST_BYTES = 16 << 20,  /* of JSON; the entry that reaches it is a page's last */
-};
-typedef struct list_page {
-    size_t limit, count, bytes;
-    char after[STORE_KEY_BYTES]; /* the key that was looked at last; "": none */
-    bool more;
-} list_page;
-/* A record as the API shows it, a new reference; NULL: it is left out. */
-typedef json_t *(*list_show)(void *context, const char *key, json_t *record);
-/* From `limit` and `continue` of the query. ERR_INVALID. */
-int list_page_parse(http_request *r, list_page *out, err *e);
-/* Appends records of a collection, from where the page stands, until it is full; `show` NULL: as
- * they are. */
-int list_add(store *s, const char *collection, list_page *p, list_show show, void *context,
-             json_t *out, err *e);
-/* Takes `out`. `path` is the list's own, with what else its query says. */
-void list_answer(http_request *r, const list_page *p, const char *path, json_t *out);
-/* All of it, for a list of one collection. */
-void rest_list(http_request *r, const controller *c, const char *path, const char *collection,
-               list_show show);
-
-void rest_dataset_list(http_request *r, void *context);
-void rest_dataset_get(http_request *r, void *context);
-void rest_dataset_create(http_request *r, void *context);
-void rest_dataset_delete(http_request *r, void *context);
-void rest_function_list(http_request *r, void *context);
-void rest_function_get(http_request *r, void *context);
-void rest_function_explain(http_request *r, void *context);
-void rest_function_create(http_request *r, void *context);
-void rest_function_update(http_request *r, void *context);
-void rest_function_delete(http_request *r, void *context);
-void rest_train(http_request *r, void *context);
-void rest_task_list(http_request *r, void *context);
-void rest_task_get(http_request *r, void *context);
-void rest_usage(http_request *r, void *context);
-void rest_task_stop(http_request *r, void *context);
-void rest_task_suspend(http_request *r, void *context);
-void rest_task_resume(http_request *r, void *context);
-void rest_task_logs(http_request *r, void *context);
-void rest_task_events(http_request *r, void *context);
-void rest_task_explain(http_request *r, void *context);
-void rest_history_list(http_request *r, void *context);
-void rest_history_get(http_request *r, void *context);
-void rest_history_delete(http_request *r, void *context);
-void rest_history_prune(http_request *r, void *context);
-void rest_model_get(http_request *r, void *context);
-void rest_model_create(http_request *r, void *context);
-void rest_model_delete(http_request *r, void *context);
-void rest_zoo(http_request *r, void *context);
-void rest_infer(http_request *r, void *context);
 
 #endif

@@ -1,5 +1,6 @@
 /* metrics_controller.c: the families that /metrics shows: the first KubeML's names and our own. */
-#include "controller.h"
+#include "metrics_controller.h"
+
 #include "controller/job/job.h"
 
 static const double http_bounds[] = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
@@ -79,8 +80,8 @@ int controller_metrics_open(controller_metrics *m, err *e)
         if (!*families[i].to)
             return err_set(e, ERR_NOMEM, "no memory for the metrics");
     }
-    /* There from the start: what begins with 1 has not increased, and no alert hears of the first.
-     */
+    /* Makes the series at 0 from the start: a series that begins with 1 shows no increase, and no
+     * alert fires for the first job. */
     for (job_state state = JOB_SUCCEEDED; state <= JOB_SUSPENDED; state++)
         metric_add(m->jobs_total, 0, job_state_name(state), NULL, NULL);
     return 0;

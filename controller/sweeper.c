@@ -10,8 +10,9 @@
 #include "common/base/log.h"
 #include "controller/functions/code_blob.h"
 #include "controller/functions/upload.h"
+#include "controller/ha/leading.h"
 #include "controller/ha/store_watch.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
 
 struct sweeper {
     controller *controller;
@@ -31,7 +32,7 @@ int sweeper_sweep(store *s, err *e)
     return 0;
 }
 
-/* False when it is to end. */
+/* False when the sweeper is to end. */
 static bool pause_for(sweeper *s, int64_t ms)
 {
     int64_t next = clock_deadline_ms(ms);
@@ -43,7 +44,8 @@ static bool pause_for(sweeper *s, int64_t ms)
     return on;
 }
 
-/* Whoever leads knows of all jobs, and that none begins with it meanwhile. */
+/* Deletes unused uploads, as the leader: only it knows all jobs, and can hold a model so that no
+ * job begins with it meanwhile. */
 static int sweep_uploads(controller *c, err *e)
 {
     cleanup_json json_t *left = NULL;
@@ -54,10 +56,10 @@ static int sweep_uploads(controller *c, err *e)
     if (upload_find_left(c->store, clock_wall_ms(), &left, e))
         return -1;
     json_object_foreach (left, id, ignored) {
-        if (owner_hold(c->owner, id, e))
+        if (job_delete_hold(c->job_manager, id, e))
             return -1;
         int status = upload_drop(c->store, id, e);
-        owner_let_go(c->owner, id);
+        job_delete_let_go(c->job_manager, id);
         if (status)
             return -1;
     }

@@ -1,20 +1,19 @@
 /* kubeml-function.c: the program: a warm generic runtime that becomes a member of one job or serves
  * one model, and then ends; or `run`, which trains a file in this process.
  *
- *     kubeml-function --listen unix:PATH|tcp:HOST:PORT     (KUBEML_POOL_TOKEN_FILE: the pool's token)
- *     kubeml-function run FILE.c ...
- *     kubeml-function zoo [MODEL [SHAPE]]  (the models there are, or what is wrong with this one's
- *                                  text, or for samples of that shape, [channels, height, width,
+ *     kubeml-function --listen unix:PATH|tcp:HOST:PORT     (KUBEML_POOL_TOKEN_FILE: the pool's
+ * token) kubeml-function run FILE.c ... kubeml-function zoo [MODEL [SHAPE]]  (the models there are,
+ * or what is wrong with this one's text, or for samples of that shape, [channels, height, width,
  *                                  outputs], as JSON; kubeml-controller asks)
- *     kubeml-function fit OBJECT DATASET   (fit.h; kubeml-builder and kubeml-controller ask)
+ *     kubeml-function fit OBJECT DATASET   (shape_check_run.h; kubeml-builder and kubeml-controller
+ * ask)
  *
- * Exit status: 0 told to end, 75 (ending.h) failed, 2 wrong usage. A process that ran user code
+ * Exit status: 0 told to end, 75 (exit_cause.h) failed, 2 wrong usage. A process that ran user code
  * ends; it is never made warm again. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "common/base/cleanup.h"
@@ -24,10 +23,10 @@
 #include "common/base/log.h"
 #include "common/base/parallel.h"
 #include "common/base/version.h"
-#include "common/contract/ending.h"
+#include "common/contract/exit_cause.h"
 #include "function-runtime/base/crash.h"
 #include "function-runtime/base/function_gpu.h"
-#include "function-runtime/fit/fit.h"
+#include "function-runtime/shape_check/shape_check_run.h"
 #include "function-runtime/member/member.h"
 #include "function-runtime/member/warm.h"
 #include "function-runtime/model/transform.h"
@@ -61,7 +60,7 @@ static int be_member(const json_t *order, wire *w, err *e)
         log_error("%s: %s", reason, e->message);
     else
         log_info("specialised in %.1f ms", (double)(clock_monotonic_ns() - began_ns) * 1e-6);
-    cleanup_free char *learned = rc == 0 ? member_learned(m) : NULL;
+    cleanup_free char *learned = rc == 0 ? member_autotune_dump(m) : NULL;
     if (learned)
         log_info("what was measured on the GPU is told for those that come after");
     if (tell(w, rc == 0 ? NULL : reason, rc == 0 ? member_averaging(m) : NULL, learned,
@@ -160,15 +159,6 @@ static int check_zoo(const char *text, const char *sample)
     return json_dumpf(answer, stdout, JSON_COMPACT) || putchar('\n') == EOF ? 1 : 0;
 }
 
-/* In the place of the C library's, which runs no handler: what is loaded finds this one first. */
-__attribute__((visibility("default"))) void _exit(int status)
-{
-    for (status = crash_status(status);;)
-        syscall(SYS_exit_group, status);
-}
-
-__attribute__((visibility("default"), alias("_exit"))) void _Exit(int status);
-
 static void end_now(int number)
 {
     crash_over();
@@ -193,7 +183,7 @@ int main(int argc, char **argv)
     if ((argc == 3 || argc == 4) && strcmp(argv[1], "zoo") == 0)
         return check_zoo(argv[2], argv[3]);
     if (argc == 4 && strcmp(argv[1], "fit") == 0)
-        return fit_command(argv[2], argv[3]);
+        return shape_check_command(argv[2], argv[3]);
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
         printf("kubeml-function %s\n", KUBEML_VERSION);
         return 0;
@@ -209,5 +199,5 @@ int main(int argc, char **argv)
     if (listen_and_work(argv[2], &e) == 0)
         return 0;
     log_error("%s", e.message);
-    return ENDING_GAVE_UP;
+    return EXIT_CAUSE_GAVE_UP;
 }

@@ -140,14 +140,14 @@ typedef struct backend_steps {
 /* Where a process keeps a model on a device so that other processes of that device can read it.
  * Plain bytes, which travel in messages; the model's owner may give it up at any time. */
 enum { BACKEND_HANDLE_BYTES = 64, BACKEND_DEVICE_BYTES = 16 };
-typedef struct backend_loan {
+typedef struct backend_ipc_handle {
     unsigned char handle[BACKEND_HANDLE_BYTES], device[BACKEND_DEVICE_BYTES];
     uint64_t params, buffers, state, counters; /* where in the memory behind the handle */
-} backend_loan;
+} backend_ipc_handle;
 
 /* One model of a mean. */
 typedef struct backend_lent {
-    backend_loan where;
+    backend_ipc_handle where;
     uint64_t sum; /* what backend_peers.sum said of it */
     double weight;
 } backend_lent;
@@ -166,10 +166,11 @@ typedef struct backend_program {
  * calls: it would stay on the device when they have ended. */
 typedef struct backend_peers {
     /* Where this program's model lies, as long as the program does. */
-    int (*lend)(backend_program *p, backend_loan *out, err *e);
+    int (*lend)(backend_program *p, backend_ipc_handle *out, err *e);
     /* Whether it can open the models that it will read; and takes memory for a mean. ERR_NOMEM: it
      * does not fit; ERR_LIMIT: it is over the cap. */
-    int (*lead)(backend_program *p, const backend_loan *of, int n, backend_loan *mean, err *e);
+    int (*reduce_root)(backend_program *p, const backend_ipc_handle *of, int n,
+                       backend_ipc_handle *mean, err *e);
     /* The sum over parameters, buffers, optimizer state and counters as they are now. */
     int (*sum)(backend_program *p, uint64_t *out, err *e);
     /* The leader: the weighted mean (weights sum to 1; those of 0 are not read), in that order,
@@ -180,7 +181,7 @@ typedef struct backend_peers {
     int (*average)(backend_program *p, const backend_lent *of, int n, uint64_t *sum, int *bad,
                    err *e);
     /* The program's model becomes what lies there, if that has this sum; otherwise zeros. */
-    int (*adopt)(backend_program *p, const backend_loan *from, uint64_t sum, err *e);
+    int (*adopt)(backend_program *p, const backend_ipc_handle *from, uint64_t sum, err *e);
 } backend_peers;
 
 /* Asked again and again while other processes are waited for; it pauses. 0: go on; -1 with an error
@@ -234,13 +235,13 @@ typedef struct backend {
      * are loaded, and a model that has them is ready sooner. For a process that waits for its job:
      * takes seconds at the most. What fails here is told where it is wanted. NULL: there is no such
      * thing. */
-    void (*rehearse)(int device);
+    void (*preload)(int device);
 
     /* What prepare measures, as lines that other processes of such machines can be told: `known`
      * takes them, `learned` gives those that this process has measured (the caller's to free; NULL:
      * none). Lines of another form are passed over. Both NULL: nothing is measured. */
-    void (*known)(const char *lines);
-    char *(*learned)(void);
+    void (*autotune_load)(const char *lines);
+    char *(*autotune_dump)(void);
 
     /* Compiles the graph, which must outlive the program. May take long (it may measure kernels).
      * ERR_UNSUPPORTED, ERR_NOMEM, ERR_LIMIT; ERR_UNAVAILABLE: a thread could not be started. */
@@ -312,11 +313,11 @@ const backend *backend_find(const char *name, err *e);
 /* Makes that backend ready on that device, so that a model is compiled sooner. Errors: both's. */
 int backend_warm(const char *name, int device, err *e);
 /* backend.rehearse of that backend, where there is one and it runs here. */
-void backend_rehearse(const char *name, int device);
+void backend_preload(const char *name, int device);
 /* Tells that backend what was measured before, and asks it what it measured, where it is one of
  * those that do and runs here. */
-void backend_known(const char *name, const char *lines);
-char *backend_learned(const char *name);
+void backend_autotune_load(const char *name, const char *lines);
+char *backend_autotune_dump(const char *name);
 /* All that were built, runnable or not; NULL past the end. */
 const backend *backend_at(int index);
 

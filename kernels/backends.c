@@ -129,25 +129,25 @@ int backend_warm(const char *name, int device, err *e)
     return !b || (b->warm && b->warm(device, e)) ? -1 : 0;
 }
 
-void backend_rehearse(const char *name, int device)
+void backend_preload(const char *name, int device)
 {
     err ignored = ERR_INIT;
     const backend *b = backend_find(name, &ignored);
-    if (b && b->rehearse)
-        b->rehearse(device);
+    if (b && b->preload)
+        b->preload(device);
 }
 
-void backend_known(const char *name, const char *lines)
+void backend_autotune_load(const char *name, const char *lines)
 {
     err ignored = ERR_INIT;
     const backend *b = backend_find(name, &ignored);
-    if (b && b->known)
-        b->known(lines);
+    if (b && b->autotune_load)
+        b->autotune_load(lines);
 }
 
-char *backend_learned(const char *name)
+char *backend_autotune_dump(const char *name)
 {
     err ignored = ERR_INIT;
     const backend *b = backend_find(name, &ignored);
-    return b && b->learned ? b->learned() : NULL;
+    return b && b->autotune_dump ? b->autotune_dump() : NULL;
 }

@@ -13,6 +13,7 @@
 #define KUBEML_ENGINE_H
 
 #include "backend.h"
+#include "common/contract/limits.h"
 #include "graph.h"
 #include "optim.h"
 
@@ -23,10 +24,10 @@ typedef struct engine engine;
 typedef int (*engine_builder)(graph *g, int x, int outputs, void *user);
 
 enum {
-    ENGINE_BATCH_MAX = 65536,
-    ENGINE_THREADS_MAX = 256,
-    ENGINE_OUTPUTS_MAX = 1 << 20,
-    ENGINE_AVERAGE_MAX = 64,
+    ENGINE_BATCH_MAX = LIMITS_BATCH_MAX,
+    ENGINE_THREADS_MAX = LIMITS_THREADS_MAX,
+    ENGINE_OUTPUTS_MAX = LIMITS_OUTPUTS_MAX,
+    ENGINE_AVERAGE_MAX = LIMITS_SHARED_MAX,
 };
 
 typedef struct engine_config {
@@ -149,25 +150,27 @@ int engine_average(engine *const *models, const double *weight, int n, bool acro
 /* Models of one device in processes of their own (backend_peers). Each process lends its model and,
  * for every round, tells its seal; one leads. All are of one layout. ERR_UNSUPPORTED, with the
  * reason: not here. */
-typedef struct engine_seal {
+typedef struct engine_fingerprint {
     uint64_t sum; /* of all that is averaged */
     int64_t step; /* optimizer.step */
-} engine_seal;
+} engine_fingerprint;
 typedef struct engine_peer {
-    backend_loan where;
-    engine_seal seal;
+    backend_ipc_handle where;
+    engine_fingerprint fingerprint;
     double weight;
 } engine_peer;
-int engine_lend(engine *m, backend_loan *out, err *e);
-int engine_lead(engine *m, const backend_loan *of, int n, backend_loan *mean, err *e);
-int engine_sealed(engine *m, engine_seal *out, err *e);
-/* The mean into the memory of engine_lead; no model changes. Weights, bits, `bad` and errors as in
- * backend_peers. */
-int engine_average_lent(engine *m, const engine_peer *of, int n, engine_seal *mean, int *bad,
+int engine_lend(engine *m, backend_ipc_handle *out, err *e);
+int engine_reduce_root(engine *m, const backend_ipc_handle *of, int n, backend_ipc_handle *mean,
+                       err *e);
+int engine_fingerprint_now(engine *m, engine_fingerprint *out, err *e);
+/* The mean into the memory of engine_reduce_root; no model changes. Weights, bits, `bad` and errors
+ * as in backend_peers. */
+int engine_average_lent(engine *m, const engine_peer *of, int n, engine_fingerprint *mean, int *bad,
                         err *e);
 /* The model becomes the mean. ERR_CORRUPT: it lies there no more, and the model has to be
  * imported. */
-int engine_adopt(engine *m, const backend_loan *mean, const engine_seal *seal, err *e);
+int engine_adopt(engine *m, const backend_ipc_handle *mean, const engine_fingerprint *fingerprint,
+                 err *e);
 /* Models in processes of their own, each on a device of its own: ranks of a communicator
  * (backend_comm, errors too). */
 int engine_comm_device(engine *m, unsigned char device[BACKEND_DEVICE_BYTES], err *e);
@@ -179,7 +182,7 @@ int engine_comm_join(engine *m, const unsigned char id[BACKEND_COMM_ID_BYTES], i
 int engine_comm_mean(engine *m, double weight, const backend_patience *patience, uint64_t *sum,
                      bool *own, err *e);
 /* The model becomes that mean. ERR_CORRUPT: it is another, and the model has to be imported. */
-int engine_comm_take(engine *m, const engine_seal *seal, err *e);
+int engine_comm_take(engine *m, const engine_fingerprint *fingerprint, err *e);
 void engine_comm_leave(engine *m);
 /* The halves of engine_train, for a custom step: gradients of the mean loss, then the update.
  * Between the two the caller may change engine_grads, which after engine_train are undefined. */

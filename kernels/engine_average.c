@@ -46,26 +46,27 @@ static const backend_peers *peers_of(const engine *m, err *e)
     return m->backend->peers;
 }
 
-int engine_lend(engine *m, backend_loan *out, err *e)
+int engine_lend(engine *m, backend_ipc_handle *out, err *e)
 {
     const backend_peers *peers = peers_of(m, e);
     return peers ? peers->lend(m->program, out, e) : -1;
 }
 
-int engine_lead(engine *m, const backend_loan *of, int n, backend_loan *mean, err *e)
+int engine_reduce_root(engine *m, const backend_ipc_handle *of, int n, backend_ipc_handle *mean,
+                       err *e)
 {
     const backend_peers *peers = peers_of(m, e);
-    return peers ? peers->lead(m->program, of, n, mean, e) : -1;
+    return peers ? peers->reduce_root(m->program, of, n, mean, e) : -1;
 }
 
-int engine_sealed(engine *m, engine_seal *out, err *e)
+int engine_fingerprint_now(engine *m, engine_fingerprint *out, err *e)
 {
     const backend_peers *peers = peers_of(m, e);
     out->step = m->c.inference ? 0 : *engine_steps(m);
     return peers ? peers->sum(m->program, &out->sum, e) : -1;
 }
 
-int engine_average_lent(engine *m, const engine_peer *of, int n, engine_seal *mean, int *bad,
+int engine_average_lent(engine *m, const engine_peer *of, int n, engine_fingerprint *mean, int *bad,
                         err *e)
 {
     const backend_peers *peers = peers_of(m, e);
@@ -78,20 +79,21 @@ int engine_average_lent(engine *m, const engine_peer *of, int n, engine_seal *me
                        ENGINE_AVERAGE_MAX);
     mean->step = 0;
     for (int i = 0; i < n; i++) {
-        lent[i] =
-            (backend_lent){.where = of[i].where, .sum = of[i].seal.sum, .weight = of[i].weight};
-        if (of[i].weight > 0 && of[i].seal.step > mean->step)
-            mean->step = of[i].seal.step;
+        lent[i] = (backend_lent){
+            .where = of[i].where, .sum = of[i].fingerprint.sum, .weight = of[i].weight};
+        if (of[i].weight > 0 && of[i].fingerprint.step > mean->step)
+            mean->step = of[i].fingerprint.step;
     }
     return peers->average(m->program, lent, n, &mean->sum, bad, e);
 }
 
-int engine_adopt(engine *m, const backend_loan *mean, const engine_seal *seal, err *e)
+int engine_adopt(engine *m, const backend_ipc_handle *mean, const engine_fingerprint *fingerprint,
+                 err *e)
 {
     const backend_peers *peers = peers_of(m, e);
-    if (!peers || peers->adopt(m->program, mean, seal->sum, e))
+    if (!peers || peers->adopt(m->program, mean, fingerprint->sum, e))
         return -1;
-    take_mean(m, seal->step);
+    take_mean(m, fingerprint->step);
     return 0;
 }
 
@@ -128,12 +130,12 @@ int engine_comm_mean(engine *m, double weight, const backend_patience *patience,
     return comm ? comm->mean(m->program, weight, patience, sum, own, e) : -1;
 }
 
-int engine_comm_take(engine *m, const engine_seal *seal, err *e)
+int engine_comm_take(engine *m, const engine_fingerprint *fingerprint, err *e)
 {
     const backend_comm *comm = comm_of(m, e);
-    if (!comm || comm->take(m->program, seal->sum, e))
+    if (!comm || comm->take(m->program, fingerprint->sum, e))
         return -1;
-    take_mean(m, seal->step);
+    take_mean(m, fingerprint->step);
     return 0;
 }
 

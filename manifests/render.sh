@@ -1,9 +1,10 @@
 #!/bin/bash
-# Writes the chart as it is rendered without Helm's hand in the cluster, for kubectl apply: render.sh >kubeml.yaml
+# Renders the chart to standard output, for kubectl apply instead of Helm: render.sh >kubeml.yaml
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cat <<'Y'
-# KubeML as one file beside its CRDs, rendered from charts/kubeml by `make manifests`. What outlives it is made before, once:
+# KubeML as one file beside its CRDs, rendered from charts/kubeml by `make manifests`. The namespace and the Secrets outlive the
+# file, so they are made before it, once:
 #
 #   kubectl create namespace kubeml
 #   kubectl label namespace kubeml pod-security.kubernetes.io/enforce=restricted
@@ -15,10 +16,10 @@ cat <<'Y'
 #     --from-literal=uri="mongodb://kubeml:$password@kubeml-mongodb:27017/kubeml?authSource=admin"
 #   kubectl apply -f charts/kubeml/crds -f manifests/kubeml.yaml
 #
-# It names the images as `make images` does; with those of `make images PREFIX=registry.example/kubeml/` the last command is
+# The file names the images as `make images` does. With those of `make images PREFIX=registry.example/kubeml/` the last command is
 # sed 's|localhost/kubeml-|registry.example/kubeml/kubeml-|' manifests/kubeml.yaml | kubectl apply -f charts/kubeml/crds -f -
 #
-# To take it away, with the pods of jobs that are running. MongoDB's claim, the Secrets, and the CRDs with their objects stay:
+# To take it away, with the pods of running jobs. MongoDB's claim, the Secrets, and the CRDs with their objects stay:
 #
 #   kubectl delete -f manifests/kubeml.yaml
 #   kubectl -n kubeml delete pods -l kubeml.dev/install=kubeml
@@ -27,7 +28,7 @@ Y
     --set secrets.make=false | sed '/helm.sh\/chart:/d; s/\(managed-by: \)Helm/\1kubectl/' |
     python3 -c '
 import re, sys
-# Helm adds the namespace when it installs; kubectl takes it from the object.
+# Helm adds the namespace when it installs. kubectl takes it from the object.
 for part in sys.stdin.read().split("\n---\n"):
     part = part.removeprefix("---\n")
     if not re.search(r"^kind:", part, re.M):

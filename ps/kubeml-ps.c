@@ -23,8 +23,8 @@
 #include "common/base/log.h"
 #include "common/modelstore/shm.h"
 #include "common/net/tokens.h"
-#include "ps/conn/hub.h"
-#include "ps/job/job.h"
+#include "ps/conn/connections.h"
+#include "ps/job/ps_job.h"
 #include "ps/redis/redis_serve.h"
 
 enum {
@@ -192,20 +192,20 @@ static void hello(program *p, conn *c, json_t *m)
         return;
     }
     if (!is_function && tokens_same(token, p->token)) {
-        hub_admit(p->host.hub, c, CONN_CONTROLLER);
-        hub_send(p->host.hub, c,
-                 json_pack("{s:s,s:s,s:i,s:i}", "type", "welcome", "role", "ps", "abi", WIRE_ABI,
-                           "pid", (int)getpid()));
+        connections_admit(p->host.connections, c, CONN_CONTROLLER);
+        connections_send(p->host.connections, c,
+                         json_pack("{s:s,s:s,s:i,s:i}", "type", "welcome", "role", "ps", "abi",
+                                   WIRE_ABI, "pid", (int)getpid()));
         return;
     }
     log_warn("a hello with a wrong token");
-    hub_drop(p->host.hub, c);
+    connections_drop(p->host.connections, c);
 }
 
 static void refuse(program *p, conn *c, err_code code, const char *message)
 {
-    hub_send(
-        p->host.hub, c,
+    connections_send(
+        p->host.connections, c,
         json_pack("{s:s,s:s,s:s}", "type", "refused", "code", err_name(code), "message", message));
 }
 
@@ -247,7 +247,7 @@ static void on_message(void *ctx, conn *c, json_t *m)
         hello(p, c, m);
     } else {
         log_warn("a connection begins without a hello");
-        hub_drop(p->host.hub, c);
+        connections_drop(p->host.connections, c);
     }
 }
 
@@ -268,7 +268,7 @@ static void take_results(program *p)
 {
     work *w;
     /* The keeper's first: what the old Redis still did comes before the news of the new one. */
-    while ((w = worker_take(p->host.keeper)))
+    while ((w = worker_take(p->host.storage_worker)))
         job_task_done(p->job, (task *)w);
     while ((w = worker_take(p->host.nurse)))
         job_database_done(p->job, (database_task *)w);
@@ -295,7 +295,7 @@ static void watch_end(program *p)
         p->ending = true;
         return;
     }
-    if (hub_controllers(p->host.hub) > 0)
+    if (connections_controllers(p->host.connections) > 0)
         p->alone_since_ms = INT64_MAX;
     else if (p->alone_since_ms == INT64_MAX)
         p->alone_since_ms = clock_monotonic_ms();
@@ -313,13 +313,13 @@ static int64_t next_deadline(const program *p)
 
 static void turn(program *p)
 {
-    struct pollfd list[FIXED_FDS + HUB_CONNECTIONS_MAX + 1] = {
+    struct pollfd list[FIXED_FDS + CONNECTIONS_MAX + 1] = {
         {.fd = p->signals, .events = POLLIN},
-        {.fd = worker_fd(p->host.keeper), .events = POLLIN},
+        {.fd = worker_fd(p->host.storage_worker), .events = POLLIN},
         {.fd = worker_fd(p->host.nurse), .events = POLLIN},
         {.fd = watches_redis(p) ? database_death_fd(p->host.database) : -1, .events = POLLIN}};
     int64_t deadline = next_deadline(p);
-    size_t count = hub_prepare(p->host.hub, list + FIXED_FDS, &deadline);
+    size_t count = connections_prepare(p->host.connections, list + FIXED_FDS, &deadline);
     int ready = poll(list, FIXED_FDS + count, clock_left_ms(deadline));
     if (ready < 0 && errno != EINTR)
         log_error("poll: %s", strerror(errno));
@@ -335,7 +335,7 @@ static void turn(program *p)
         take_results(p);
     if (list[3].revents && watches_redis(p))
         redis_died(p);
-    hub_turn(p->host.hub, list + FIXED_FDS, count);
+    connections_turn(p->host.connections, list + FIXED_FDS, count);
     if (p->job)
         job_tick(p->job, polled_ms);
     watch_end(p);
@@ -357,7 +357,7 @@ static int catch_signals(program *p, err *e)
 
 static int open_all(program *p, err *e)
 {
-    static const hub_ops ops = {.message = on_message, .closed = on_closed};
+    static const connections_ops ops = {.message = on_message, .closed = on_closed};
     const options *o = &p->options;
     if (fs_mkdirs(o->run_dir, 0700, e) || fs_path(p->folder, e, "%s/redis", o->run_dir) ||
         fs_remove_tree(p->folder, e) || catch_signals(p, e))
@@ -370,11 +370,12 @@ static int open_all(program *p, err *e)
     p->host.database = database_start(&p->options.database, &why);
     if (why.code)
         log_error("redis-server does not run (yet): %s", why.message);
-    if (!p->host.database || !(p->host.keeper = worker_start(e)) ||
-        !(p->host.nurse = worker_start(e)) || !(p->host.hub = hub_open(o->listen, &ops, p, e)))
+    if (!p->host.database || !(p->host.storage_worker = worker_start(e)) ||
+        !(p->host.nurse = worker_start(e)) ||
+        !(p->host.connections = connections_open(o->listen, &ops, p, e)))
         return -1;
     if (!o->advertise)
-        return hub_address(p->host.hub, p->host.address, e);
+        return connections_address(p->host.connections, p->host.address, e);
     snprintf(p->host.address, sizeof p->host.address, "%s", o->advertise);
     return 0;
 }
@@ -382,11 +383,11 @@ static int open_all(program *p, err *e)
 /* What a later kubeml-ps of this job begins from is in the store; here nothing stays. */
 static void close_all(program *p)
 {
-    hub_close(p->host.hub);
+    connections_close(p->host.connections);
     if (p->job && job_pings_database(p->job)) /* and may wait for long */
         database_kill(p->host.database);
     bool nursed = worker_stop(p->host.nurse, database_task_drop, STOP_WORKERS_MS);
-    bool joined = worker_stop(p->host.keeper, task_drop, STOP_WORKERS_MS) && nursed;
+    bool joined = worker_stop(p->host.storage_worker, task_drop, STOP_WORKERS_MS) && nursed;
     char id[64] = "", shm_dir[FS_PATH_BYTES] = "";
     if (p->job) {
         snprintf(id, sizeof id, "%s", job_id(p->job));

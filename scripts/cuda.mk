@@ -46,17 +46,18 @@ CUDA_INCLUDE := $(addprefix -isystem ,$(addsuffix /include,$(CUDA_HOME) $(CUDA_W
 SRC_cuda     := $(call src,kernels/cuda)
 SRC_cu       := $(sort $(wildcard kernels/cuda/*.cu))
 SRC_cuda_host:= $(filter-out kernels/cuda/driver_%,$(SRC_cuda))
-# What the engine needs of the rest: the kernels' own tree and a few small files.
+# What the engine needs of the rest: the kernels' own tree and a few small files. The table of ops names the reference's functions.
 CUDA_COMMON  := $(addprefix common/base/,err.c text.c parallel.c rng.c)
+CUDA_GRAPH   := $(addprefix kernels/,plan.c graph.c layers.c shapes.c graph_init.c optim.c) $(wildcard kernels/reference/ref_*.c)
 
-# Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_known.c).
+# Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_autotune.c).
 CUDA_VERSION := $(BUILD)/cuda_kernels_version.h
 $(CUDA_VERSION): FORCE
 	@mkdir -p $(@D)
 	@version="#define CUDA_KERNELS_VERSION \"$$(cat $(SRC_cu) $(sort $(wildcard kernels/cuda/*.cuh)) | cksum | cut -d' ' -f1)\""; \
 	    echo "$$version" | cmp -s - $@ || echo "$$version" >$@
-EXTRA_kernels_cuda_cuda_known := -I$(BUILD)
-$(BUILD)/obj/kernels/cuda/cuda_known.o: $(CUDA_VERSION)
+EXTRA_kernels_cuda_cuda_autotune := -I$(BUILD)
+$(BUILD)/obj/kernels/cuda/cuda_autotune.o: $(CUDA_VERSION)
 
 # An engine that has been built of these sources stays where a later call finds no toolkit and was not told CUDA=0: `sudo make install`
 # has neither CUDA_HOME nor the PATH that it was built with.
@@ -98,8 +99,7 @@ $(CUDA_DRIVERS): $(BUILD)/flags-cuda
 
 CUDA_OBJECTS := $(patsubst %.cu,$(BUILD)/cuda/%.o,$(SRC_cu)) $(call obj,$(SRC_cuda))
 # Bound within itself: its copies of the graph's and the plan's functions are its own.
-$(BUILD)/lib/kubeml-cuda.so: $(CUDA_OBJECTS) $(call obj,kernels/plan.c kernels/graph.c kernels/layers.c \
-                             kernels/graph_init.c kernels/optim.c $(CUDA_COMMON))
+$(BUILD)/lib/kubeml-cuda.so: $(CUDA_OBJECTS) $(call obj,$(CUDA_GRAPH) $(CUDA_COMMON))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-rpath,'$$ORIGIN' -o $@ $^ $(CUDA_LIBS) -lpthread -lm -ldl
@@ -141,8 +141,7 @@ $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)
 
 $(BUILD)/obj/test/cuda/probe_errors.o: private CPPFLAGS += $(CUDA_INCLUDE)
 $(BUILD)/obj/test/cuda/probe_errors.o: $(BUILD)/flags-cuda
-$(BUILD)/cuda-probe-errors: $(call obj,test/cuda/probe_errors.c) $(CUDA_OBJECTS) $(call obj,kernels/plan.c kernels/graph.c \
-                            kernels/layers.c kernels/graph_init.c kernels/optim.c $(CUDA_COMMON))
+$(BUILD)/cuda-probe-errors: $(call obj,test/cuda/probe_errors.c) $(CUDA_OBJECTS) $(call obj,$(CUDA_GRAPH) $(CUDA_COMMON))
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lpthread -lm -ldl
 
 $(BUILD)/obj/test/cuda/probe_graph.o: private CPPFLAGS += $(CUDA_INCLUDE)
@@ -231,7 +230,7 @@ $(BUILD)/test/%: $(BUILD)/obj/test/cuda/%.o $(SHIM_OBJECTS) $(LIB_support) $(LIB
 
 # The programs with a function whose engine computes on the fake device: a platform on GPUs, without one.
 FAKEGPU      := $(BUILD)/fakegpu/bin
-$(FAKEGPU)/kubeml-function: $(call obj,function-runtime/kubeml-function.c) $(SHIM_OBJECTS) $(LIB_function) $(LIB_kernels) $(LIB_common)
+$(FAKEGPU)/kubeml-function: $(call obj,$(MAIN_function)) $(SHIM_OBJECTS) $(LIB_function) $(LIB_kernels) $(LIB_common)
 	$(shim_link)
 	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
 $(FAKEGPU)/kubeml-%: $(BUILD)/bin/kubeml-%

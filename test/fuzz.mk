@@ -7,7 +7,7 @@ FUZZ_CC      ?= clang
 FUZZ_BUILD   := $(BUILD)/fuzz
 FUZZ_FLAGS   := -std=gnu11 -O1 -g -fno-omit-frame-pointer $(WARNINGS) -DKUBEML_FUZZ $(TEST_INCLUDES) -Itest/fuzz
 FUZZ_NAMES   := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
-FUZZ_COMMON  := $(patsubst %.c,$(FUZZ_BUILD)/obj/%.o,$(SRC_common) $(call src,controller/job))
+FUZZ_COMMON  := $(patsubst %.c,$(FUZZ_BUILD)/obj/%.o,$(SRC_common) $(call src,controller/job) test/support/store_memory.c)
 
 .PHONY: fuzz fuzz-build $(addprefix fuzz-,$(FUZZ_NAMES))
 fuzz: $(addprefix fuzz-,$(FUZZ_NAMES)) ## run each fuzz target for FUZZ_SECONDS (default 10)

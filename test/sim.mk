@@ -2,9 +2,9 @@
 # each mutation: the source that has it compiled with -DMUTATION=n (common/base/mutation.h), where one decision
 # is taken wrongly. test_simulate shows that every one of those is found; no sanitizer has a part in that.
 
-SIM_LOGIC  := $(addprefix common/contract/,deal.c request.c average.c gpu.c) $(call src,common/round) \
+SIM_LOGIC  := $(addprefix common/contract/,shard_plan.c job_options.c request.c reduce_placement.c gpu.c) $(call src,common/round) \
               $(filter-out controller/job/algorithms.c,$(call src,controller/job))
-SIM_GROUND := common/contract/left_out.c common/base/rng.c common/contract/ending.c common/base/err.c common/base/text.c common/base/clock.c common/base/log.c
+SIM_GROUND := common/contract/tensor_filter.c common/base/rng.c common/contract/exit_cause.c common/base/err.c common/base/text.c common/base/clock.c common/base/log.c
 SIM_WORLD  := test/sim/sim.c test/sim/sim_store.c test/sim/sim_ps.c test/sim/sim_function.c test/sim/sim_controller.c \
               test/sim/sim_pool.c test/sim/sim_check.c test/sim/sim_bounds.c test/sim/sim_user.c
 SIM_SHARED := $(call obj,$(SIM_GROUND) $(SIM_WORLD))

@@ -12,15 +12,15 @@
 
 /* What a stream is for; part of the counter, so that two uses never share numbers. */
 typedef enum rng_use {
-    RNG_INIT = 1,    /* weights */
-    RNG_UPLOAD,      /* order of the samples in a data set */
-    RNG_DEAL,        /* chunks to functions */
-    RNG_SHUFFLE,     /* samples within a share */
-    RNG_AUGMENT,     /* flips and crops */
+    RNG_INIT = 1,   /* weights */
+    RNG_UPLOAD,     /* order of the samples in a data set */
+    RNG_SHARD_PLAN, /* chunks to functions */
+    RNG_SHUFFLE,    /* samples within a share */
+    RNG_AUGMENT,    /* flips and crops */
     RNG_DROPOUT,
     RNG_SIMULATOR,
     RNG_TEST,
-    RNG_BACKOFF,     /* how long to wait before the next try */
+    RNG_BACKOFF, /* how long to wait before the next try */
 } rng_use;
 
 /* 128 bits for (seed, use, a, b, c). Same arguments, same bits, on every machine. */

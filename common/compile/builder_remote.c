@@ -12,7 +12,7 @@
 #include "common/base/json_read.h"
 #include "common/net/http_client.h"
 
-enum { PAUSE_MS = 500, CONNECT_MS = 3000, FIT_CONNECT_MS = 1000 };
+enum { PAUSE_MS = 500, CONNECT_MS = 3000, SHAPE_CHECK_CONNECT_MS = 1000 };
 
 /* ---- what the compiler said ------------------------------------------------------------------ */
 
@@ -118,7 +118,7 @@ json_t *builder_built_json(const builder_result *r)
                   : NULL;
 }
 
-int builder_fit_read(const json_t *request, unsigned char **object, size_t *len, json_t **dataset,
+int shape_check_read(const json_t *request, unsigned char **object, size_t *len, json_t **dataset,
                      err *e)
 {
     static const char *const known[] = {"object", "dataset", NULL};
@@ -130,7 +130,7 @@ int builder_fit_read(const json_t *request, unsigned char **object, size_t *len,
     return object_bytes(json_object_get(request, "object"), object, len, e);
 }
 
-json_t *builder_fit_json(int misfit, const err *e)
+json_t *shape_check_json(int misfit, const err *e)
 {
     return misfit ? json_pack("{s:b, s:s}", "fits", 0, "message", e->message)
                   : json_pack("{s:b}", "fits", 1);
@@ -190,8 +190,8 @@ static int ask(const builder_remote *where, const char *body, builder_result *ou
     return status;
 }
 
-int builder_remote_fit(const builder_remote *where, const void *object, size_t len,
-                       const json_t *dataset, err *e)
+int builder_remote_shape_check(const builder_remote *where, const void *object, size_t len,
+                               const json_t *dataset, err *e)
 {
     cleanup_json json_t *answer = NULL, *text = object_text(object, len);
     cleanup_json json_t *request =
@@ -199,7 +199,7 @@ int builder_remote_fit(const builder_remote *where, const void *object, size_t l
     cleanup_free char *body = request ? json_dumps(request, JSON_COMPACT) : NULL;
     if (!body)
         return err_set(e, ERR_NOMEM, "no memory for the question");
-    if (post(where, "/fit", body, FIT_CONNECT_MS, 2 * BUILDER_FIT_MS, &answer, e))
+    if (post(where, "/fit", body, SHAPE_CHECK_CONNECT_MS, 2 * SHAPE_CHECK_MS, &answer, e))
         return -1;
     const json_t *fits = json_object_get(answer, "fits");
     const char *why = json_string_value(json_object_get(answer, "message"));

@@ -10,11 +10,11 @@
 #include <jansson.h>
 
 #include "builder.h"
-#include "builder_fit.h"
+#include "shape_check.h"
 
 enum {
     BUILDER_REQUEST_BYTES_MAX = 8 << 20,
-    BUILDER_FIT_BYTES_MAX = 32 << 20, /* an object in base64, and a data set's record */
+    SHAPE_CHECK_BYTES_MAX = 32 << 20, /* an object in base64, and a data set's record */
     /* of one try; another's build may be under way */
     BUILDER_ANSWER_MS = 2 * BUILDER_WALL_MS + 15000,
     BUILDER_AWAY_MS = 20000, /* a builder that is not there is asked again for so long */
@@ -29,9 +29,9 @@ typedef struct builder_remote {
 int builder_remote_compile(const builder_remote *where, const builder_source *files, size_t n,
                            builder_result *out, err *e);
 
-/* As builder_fit, there. Asked once: a builder that is away leaves it unknown. */
-int builder_remote_fit(const builder_remote *where, const void *object, size_t len,
-                       const json_t *dataset, err *e);
+/* As shape_check, there. Asked once: a builder that is away leaves it unknown. */
+int builder_remote_shape_check(const builder_remote *where, const void *object, size_t len,
+                               const json_t *dataset, err *e);
 
 /* What the compiler said: {"diagnostics": [{"file", "line", "column", "severity", "message"}],
  * "compiler_output"}. New reference. */
@@ -41,9 +41,9 @@ int builder_request_read(const json_t *request, builder_source files[BUILDER_FIL
                          err *e);
 json_t *builder_built_json(const builder_result *r); /* new reference; NULL: no memory */
 /* *object is the caller's to free, *dataset points into `request`. ERR_INVALID, ERR_LIMIT. */
-int builder_fit_read(const json_t *request, unsigned char **object, size_t *len, json_t **dataset,
+int shape_check_read(const json_t *request, unsigned char **object, size_t *len, json_t **dataset,
                      err *e);
-/* Of what builder_fit returned, 0 or 1. New reference; NULL: no memory. */
-json_t *builder_fit_json(int misfit, const err *e);
+/* Of what shape_check returned, 0 or 1. New reference; NULL: no memory. */
+json_t *shape_check_json(int misfit, const err *e);
 
 #endif

@@ -1,8 +1,8 @@
 /* request.h: a train request, KubeML's own with what the platform adds.
  *
- * `request_parse` is the one place that knows its fields, defaults and limits. Unknown fields are
- * refused by name; every refusal names the field. The text form is canonical: the same request
- * gives the same bytes, which the job's record and the plan's digest keep. */
+ * The table of job_options.h has the fields' names, defaults and limits. Unknown fields are refused
+ * by name; every refusal names the field. The text form is canonical: the same request gives the
+ * same bytes, which the job's record and the plan's digest keep. */
 #ifndef KUBEML_REQUEST_H
 #define KUBEML_REQUEST_H
 
@@ -12,19 +12,20 @@
 
 #include "common/base/err.h"
 #include "gpu.h"
+#include "limits.h"
 
 enum {
     REQUEST_NAME_BYTES = 64,
     REQUEST_EPOCHS_MAX = 100000,
-    REQUEST_BATCH_MAX = 65536,
+    REQUEST_BATCH_MAX = LIMITS_BATCH_MAX,
     REQUEST_PARALLELISM_MAX = 256,
     REQUEST_K_MAX = 1 << 30,
     REQUEST_PRIORITY_MAX = 1000, /* and -1000; higher is sooner */
     REQUEST_SECONDS_MAX = 1000000000,
     REQUEST_BACKOFF_MAX = 100,
-    REQUEST_TENSORS_BYTES = 256,       /* of names, with commas between */
-    REQUEST_SHARED_MAX = 64,           /* functions of one process */
-    REQUEST_INFER_BYTES_MAX = 8 << 20, /* of the body of POST /infer */
+    REQUEST_TENSORS_BYTES = 256, /* of names, with commas between */
+    REQUEST_SHARED_MAX = LIMITS_SHARED_MAX, /* functions of one process */
+    REQUEST_INFER_BYTES_MAX = LIMITS_INFER_BYTES_MAX, /* of the body of POST /infer */
 };
 
 /* What `kubeml train` asks for and `kubeml run` trains with where they are not told: macros, whose
@@ -34,6 +35,10 @@ enum {
 #define REQUEST_LR     0.01
 #define REQUEST_K      -1
 
+/* Up to here every integer is a double too, which is what some JSON readers keep. */
+#define REQUEST_SEED_MAX ((int64_t)1 << 53)
+
+typedef enum train_mode { MODE_PS } train_mode;
 /* MERGE_NCCL: between the functions' GPUs where each has one of its own; elsewhere as
  * MERGE_DATABASE. Static jobs. */
 typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER, MERGE_NCCL } merge_place;
@@ -47,7 +52,7 @@ typedef struct request {
     char function_name[REQUEST_NAME_BYTES];
     char dataset[REQUEST_NAME_BYTES];
     char init[REQUEST_NAME_BYTES]; /* id of the job or blob whose model is version 0; "": fresh */
-    /* tensors that are drawn all the same (left_out.h); "": none. Only with init */
+    /* tensors that are drawn all the same (tensor_filter.h); "": none. Only with init */
     char init_without[REQUEST_TENSORS_BYTES];
     int epochs, batch_size;
     double lr;
@@ -58,6 +63,7 @@ typedef struct request {
     int validate_every;      /* epochs; 0: only at the end; default 1 */
     /* percent, 0 < x <= 100; default 100: never early. Less is for datasets with classes. */
     double goal_accuracy;
+    train_mode mode;         /* ps alone, so far */
     merge_place merge;       /* default database */
     int priority;            /* default 0 */
     uint64_t seed;           /* default 0; at most 2^53 */

@@ -34,6 +34,12 @@ typedef struct kube_config {
     const void *writer;
 } kube_config;
 
+/* Whether a request may change something now. */
+static inline bool kube_config_may_write(const kube_config *c)
+{
+    return !c->may_write || c->may_write(c->writer);
+}
+
 /* As a pod: KUBERNETES_SERVICE_HOST and the service account's folder (`dir` NULL: the usual one).
  * ERR_NOT_FOUND outside a pod. */
 int kube_config_in_cluster(const char *dir, kube_config *out, err *e);

@@ -8,20 +8,33 @@
 #include "modelstore_redis.h"
 #include "modelstore_table.h"
 
-static const modelstore_ops *const table[] = {&modelstore_database, &modelstore_server,
-                                              &modelstore_memory};
+static const modelstore_ops *const table[] = {&modelstore_database, &modelstore_server};
+static const modelstore_ops *added; /* what the program brings itself */
+
+void modelstore_add(const modelstore_ops *ops)
+{
+    added = ops;
+}
 
 /* ---- access --------------------------------------------------------------------------------- */
 
-#define ACCESS_FIELDS(X) X(kind) X(address) X(user) X(password) X(job) X(carrier) X(segment_dir)
+/* Fields, and their names in the record. */
+#define ACCESS_FIELDS(X)                                                                           \
+    X(kind, "kind")                                                                                \
+    X(address, "address")                                                                          \
+    X(user, "user")                                                                                \
+    X(password, "password")                                                                        \
+    X(job, "job")                                                                                  \
+    X(tensor_path, "carrier")                                                                      \
+    X(segment_dir, "segment_dir")
 
 json_t *modelstore_access_json(const modelstore_access *a)
 {
     json_t *j = json_object();
     if (!j)
         return NULL;
-#define X(field)                                                                                   \
-    if (json_object_set_new(j, #field, json_string(a->field)) != 0) {                              \
+#define X(field, key)                                                                              \
+    if (json_object_set_new(j, key, json_string(a->field)) != 0) {                                 \
         json_decref(j);                                                                            \
         return NULL;                                                                               \
     }
@@ -48,15 +61,15 @@ int modelstore_access_parse(const json_t *json, modelstore_access *out, err *e)
     memset(out, 0, sizeof *out);
     json_object_foreach((json_t *)(uintptr_t)json, name, value)
     {
-#define X(field)                                                                                   \
-    if (strcmp(name, #field) == 0)                                                                 \
+#define X(field, key)                                                                              \
+    if (strcmp(name, key) == 0)                                                                    \
         continue;
         ACCESS_FIELDS(X)
 #undef X
         return err_set(e, ERR_INVALID, "model access: unknown field \"%.40s\"", name);
     }
-#define X(field)                                                                                   \
-    if (parse_field(json, #field, out->field, sizeof out->field, e))                               \
+#define X(field, key)                                                                              \
+    if (parse_field(json, key, out->field, sizeof out->field, e))                                  \
         return -1;
     ACCESS_FIELDS(X)
 #undef X
@@ -133,6 +146,8 @@ int modelstore_open(const modelstore_access *a, modelstore_role role, int64_t de
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
         if (strcmp(table[i]->name, a->kind) == 0)
             return table[i]->open(a, role, deadline_ms, out, e);
+    if (added && strcmp(added->name, a->kind) == 0)
+        return added->open(a, role, deadline_ms, out, e);
     return err_set(e, ERR_UNSUPPORTED, "no model store \"%.32s\"; there are: database, server",
                    a->kind);
 }

@@ -49,12 +49,12 @@ typedef enum modelstore_role { MODELSTORE_OWNER, MODELSTORE_MEMBER } modelstore_
 /* All that a participant needs; the JSON form travels in `access` and `specialise`. */
 typedef struct modelstore_access {
     char kind[MODELSTORE_NAME_BYTES]; /* "database": merged inside Redis; "server": merged by the
-                                         owner; "memory": the fake */
+                                         owner; tests have "memory" */
     char address[MODELSTORE_ADDRESS_BYTES]; /* "unix:/path", "tcp:host:port"; fake: any name */
     char user[MODELSTORE_NAME_BYTES];
     char password[MODELSTORE_NAME_BYTES + 64];
     char job[MODELSTORE_NAME_BYTES];
-    char carrier[MODELSTORE_NAME_BYTES];     /* "shm": one host; "socket" */
+    char tensor_path[MODELSTORE_NAME_BYTES]; /* "shm": one host; "socket" */
     char segment_dir[MODELSTORE_PATH_BYTES]; /* shm: folder of the segment; "": /dev/shm */
     /* Not in the JSON form: counts the chunks that travel over a socket; NULL: nobody looks. */
     _Atomic uint32_t *carried;
@@ -99,7 +99,7 @@ typedef struct modelstore_round {
     int64_t epoch, round; /* the open round */
     int64_t version;      /* of the reference it was trained from; the merge is version + 1 */
     int64_t next_epoch, next_round; /* the round that the merge opens */
-    const char *rule;               /* merge.h: "mean" */
+    const char *rule;               /* a name of merge.h */
     const modelstore_part *parts;   /* in the order of summation: by function */
     size_t count;
     /* What this merge adds to the ledger: JSON text, kept verbatim, committed with the reference.

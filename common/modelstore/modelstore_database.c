@@ -10,6 +10,7 @@
 #include "common/base/cleanup.h"
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
+#include "merge.h"
 #include "modelstore_redis.h"
 #include "modelstore_table.h"
 
@@ -520,7 +521,7 @@ static int create_by_chunks(remote *r, const modelstore_state *start, const bloc
                                     .version = p.version,
                                     .next_epoch = start->epoch,
                                     .next_round = start->round,
-                                    .rule = "mean",
+                                    .rule = merge_rule_default()->name,
                                     .parts = &part,
                                     .count = 1};
     const int patience_ms = clock_left_ms(deadline_ms);

@@ -18,9 +18,9 @@ enum { PAUSE_MS_MAX = 50, FETCH_PAUSE_MS_MAX = 8 };
 
 static int check_access(const modelstore_access *a, err *e)
 {
-    if (strcmp(a->carrier, "shm") != 0 && strcmp(a->carrier, "socket") != 0)
+    if (strcmp(a->tensor_path, "shm") != 0 && strcmp(a->tensor_path, "socket") != 0)
         return err_set(e, ERR_UNSUPPORTED, "no carrier \"%.32s\"; there are: shm, socket",
-                       a->carrier);
+                       a->tensor_path);
     if (!a->job[0])
         return err_set(e, ERR_INVALID, "model access: no job is named");
     return 0;
@@ -37,7 +37,7 @@ int remote_open(const modelstore_ops *ops, const modelstore_access *a, modelstor
     r->base.ops = ops;
     r->access = *a;
     r->role = role;
-    r->shared = strcmp(a->carrier, "shm") == 0;
+    r->shared = strcmp(a->tensor_path, "shm") == 0;
     r->slot = -1;
     if (remote_connect(r, deadline_ms, e)) {
         remote_close(r);

@@ -1,4 +1,5 @@
-/* modelstore_table.h: the implementations behind modelstore.h, for modelstore.c alone. */
+/* modelstore_table.h: the implementations behind modelstore.h, for modelstore.c, and for a program
+ * that brings one of its own. */
 #ifndef KUBEML_MODELSTORE_TABLE_H
 #define KUBEML_MODELSTORE_TABLE_H
 
@@ -6,6 +7,9 @@
 
 extern const modelstore_ops modelstore_database; /* Redis with our module, which merges */
 extern const modelstore_ops modelstore_server;   /* plain Redis; the owner merges */
-extern const modelstore_ops modelstore_memory;   /* in this process, for tests and the simulator */
+
+/* One implementation more, found by its name after the others: tests have one in memory. For before
+ * the first model store is opened. */
+void modelstore_add(const modelstore_ops *ops);
 
 #endif

@@ -136,7 +136,7 @@ enum MHD_Result http_body_piece(http_request *r, const char *bytes, size_t *len)
     bool flood = r->response && !stream && r->seen > HTTP_DRAIN_BYTES_MAX;
     pthread_mutex_unlock(&r->lock);
     if (e.code != ERR_NONE)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     *len -= taken;
     return taken_on && !flood ? MHD_YES : MHD_NO;
 }

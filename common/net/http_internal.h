@@ -4,7 +4,7 @@
  * http_request.c  what headers say: checks, and what handlers ask
  * http_body.c     bodies on their way to handlers
  * http_route.c    pure: URIs, routes, Accept and Content-Type
- * http_answer.c   answers and open streams
+ * http_response.c   answers and open streams
  *
  * A request is held by libmicrohttpd (from the request line to the completed callback) and by the
  * worker that handles it; `lock` guards what both touch. Lock order: request, then libmicrohttpd's
@@ -161,7 +161,7 @@ enum MHD_Result http_body_piece(http_request *r, const char *bytes, size_t *len)
 /* The body is complete: hand it over, wait for the worker, or answer. */
 enum MHD_Result http_body_end(http_request *r);
 
-/* http_answer.c */
+/* http_response.c */
 /* Ends those whose client hung up while there was nothing to send, which nobody else sees. */
 void http_streams_look(http_server *s, int64_t now_ms);
 void http_streams_end(http_server *s);

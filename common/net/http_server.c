@@ -161,7 +161,7 @@ static void answer_lapsed(http_request *r)
     err e = ERR_INIT;
     err_set(&e, ERR_UNAVAILABLE, "the request waited for %lld s and was not begun",
             (long long)(clock_monotonic_ms() - r->queued_ms) / 1000);
-    http_answer_error(r, &e);
+    http_response_error(r, &e);
 }
 
 /* Takes those that lapsed out of the queue. Needs the lock. */
@@ -313,7 +313,7 @@ static void request_begin(http_request *r, struct MHD_Connection *connection, co
     err e = ERR_INIT;
     unsigned status = 0;
     if (http_request_check(r, &status, &e))
-        http_answer_problem(r, status ? status : (unsigned)err_http_status(e.code), &e, NULL);
+        http_response_problem(r, status ? status : (unsigned)err_http_status(e.code), &e, NULL);
 }
 
 enum MHD_Result http_request_queue_answer(http_request *r)

@@ -156,23 +156,23 @@ int64_t http_body_length(const http_request *r); /* as announced; -1: not announ
  * first. */
 void http_add_header(http_request *r, const char *name, const char *value);
 
-void http_answer_json(http_request *r, unsigned status, json_t *body); /* steals body */
-void http_answer_bytes(http_request *r, unsigned status, const char *type, const void *bytes,
-                      size_t len);
-void http_answer_text(http_request *r, unsigned status, const char *type, const char *text);
+void http_response_json(http_request *r, unsigned status, json_t *body); /* steals body */
+void http_response_bytes(http_request *r, unsigned status, const char *type, const void *bytes,
+                         size_t len);
+void http_response_text(http_request *r, unsigned status, const char *type, const char *text);
 /* A problem document; the status is the error code's. */
-void http_answer_error(http_request *r, const err *e);
+void http_response_error(http_request *r, const err *e);
 /* The same with another status and members of its own (stolen; NULL: none). */
-void http_answer_problem(http_request *r, unsigned status, const err *e, json_t *members);
+void http_response_problem(http_request *r, unsigned status, const err *e, json_t *members);
 /* Sends `len` bytes of a file from its beginning; takes the descriptor. */
-void http_answer_file(http_request *r, const char *type, int fd, uint64_t len);
+void http_response_file(http_request *r, const char *type, int fd, uint64_t len);
 /* Sends what `read` gives until it gives 0 (end) or -1 (cut off); called in an event thread, so it
  * must not wait. `len` UINT64_MAX: not known before. `close` is called once at the end. */
-void http_answer_source(http_request *r, const char *type, uint64_t len,
-                       ssize_t (*read)(void *source, void *out, size_t max),
-                       void (*close)(void *source), void *source);
+void http_response_source(http_request *r, const char *type, uint64_t len,
+                          ssize_t (*read)(void *source, void *out, size_t max),
+                          void (*close)(void *source), void *source);
 /* An open answer that is written to later, from any thread. The caller owns the handle. */
-http_stream *http_answer_stream(http_request *r, const char *type);
+http_stream *http_response_stream(http_request *r, const char *type);
 
 /* False when the client is gone or reads too slowly; what was written is then dropped. */
 bool http_stream_write(http_stream *s, const void *bytes, size_t len);

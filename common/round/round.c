@@ -16,7 +16,7 @@
  *   can be had, one at least.
  *   From every stage: STOP, a function's own failure, a bound that is passed ──► END.
  *   SUSPEND: END as soon as the round that is in training is merged, or the epoch committed.
- *   Redis restarted empty: PUT_BACK in any stage; TRAIN and MERGE redo their round.
+ *   Redis restarted empty: RESTORE in any stage; TRAIN and MERGE redo their round.
  *
  * Invariants
  *  1. The rows of an epoch tile each function's share: row by row, sample_begin is where the last
@@ -266,7 +266,7 @@ static void pass_time(round_machine *m)
     if (m->stage == STAGE_COMMIT && !round_paused(m) && retry_due(m, &m->op))
         round_emit_commit(m);
     if (m->putting_back && retry_due(m, &m->back))
-        round_emit_put_back(m);
+        round_emit_restore(m);
 }
 
 /* What follows without a further event, until nothing does. */
@@ -370,11 +370,11 @@ static int check_config(const round_config *c, err *e)
     for (int i = 0; i < c->plan_epochs; i++)
         if (c->plan[i] < (shared ? c->parallelism : 1) || c->plan[i] > c->functions_max)
             return err_set(e, ERR_INVALID, "plan: %d functions in epoch %d", c->plan[i], i);
-    return deal_check(&(deal_spec){.samples = c->train_samples,
-                                   .chunk_samples = c->chunk_samples,
-                                   .batch_size = (uint32_t)c->request.batch_size,
-                                   .parallelism = c->parallelism},
-                      e);
+    return shard_plan_check(&(shard_plan_spec){.samples = c->train_samples,
+                                               .chunk_samples = c->chunk_samples,
+                                               .batch_size = (uint32_t)c->request.batch_size,
+                                               .parallelism = c->parallelism},
+                            e);
 }
 
 static int allocate(round_machine *m, err *e)
@@ -428,7 +428,7 @@ void round_close(round_machine *m)
 {
     if (!m)
         return;
-    deal_free(&m->deal);
+    shard_plan_free(&m->shard_plan);
     free(m->plan);
     free(m->member);
     free(m->slot);

@@ -10,9 +10,7 @@
  * adds one. A round number counts the merges of its epoch.
  *
  * Incarnations: a function index is filled by one process at a time, its incarnation. A lost one is
- * followed by the next number. Numbers of kubeml-ps's generation g (how often the job's kubeml-ps
- * was started before; the controller says it) begin at g * ROUND_GENERATION_STEP, so that nothing
- * left over from an earlier kubeml-ps is ever taken for a present function.
+ * followed by the next number; those of each kubeml-ps begin anew (incarnation.h).
  *
  * A shared process (request.process): all functions live in function 0's process. It is needed,
  * joins, is heard of, lost and released as function 0, and that counts for all of them; they train,
@@ -26,11 +24,11 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/contract/incarnation.h"
 #include "common/contract/request.h"
 
 enum {
     ROUND_FUNCTIONS_MAX = REQUEST_PARALLELISM_MAX,
-    ROUND_GENERATION_STEP = 10000,
     ROUND_REASON_BYTES = 48,
     ROUND_DIGEST_BYTES = 72,
 };
@@ -77,12 +75,13 @@ typedef struct round_config {
  * [0, share samples) without gap or overlap. */
 typedef struct round_row {
     int epoch, round, function, incarnation;
-    /* positions in deal_order; end - begin == samples */
+    /* positions in shard_plan_order; end - begin == samples */
     uint64_t samples, sample_begin, sample_end;
     double loss_sum;                            /* over the samples */
     uint32_t batches;
     int slot;      /* where in the model store the contribution lies */
-    bool complete; /* ends its share: the share's chunks (deal_chunk_list) all count from here on */
+    bool complete; /* ends its share: the share's chunks (shard_plan_chunk_list) all count from here
+                      on */
 } round_row;
 
 /* One merge: base_version and these rows make base_version + 1. Rows are in function order, which
@@ -132,9 +131,9 @@ typedef enum round_event_type {
     ROUND_HELLO,       /* function, incarnation: it dialled; answered by WELCOME or REFUSE */
     ROUND_READY,       /* function, incarnation, layout, algorithms */
     ROUND_INITIALISED, /* function, incarnation: function 0 made version 0, and it is merged */
-    /* ROUND_LOAD succeeded; or PUT_BACK, version: -1 where version 0 is to be made again */
+    /* ROUND_LOAD succeeded; or RESTORE, version: -1 where version 0 is to be made again */
     ROUND_LOADED,
-    ROUND_LOAD_FAILED, /* code, message: of LOAD, INIT's first merge or PUT_BACK */
+    ROUND_LOAD_FAILED, /* code, message: of LOAD, INIT's first merge or RESTORE */
     ROUND_PUBLISHED,   /* function, incarnation, epoch, round, samples .. batches */
     ROUND_VALIDATED,   /* function, incarnation, epoch, samples, loss_sum, correct */
     ROUND_HEARTBEAT,   /* function, incarnation, phase, batches */
@@ -157,7 +156,7 @@ typedef enum round_event_type {
     /* message: Redis runs again and need not come back any more; BACK follows when the last call to
      * the old one has returned */
     ROUND_REDIS_RUNS,
-    /* Redis answers again. `empty`: its data is gone (PUT_BACK follows) */
+    /* Redis answers again. `empty`: its data is gone (RESTORE follows) */
     ROUND_REDIS_BACK,
     ROUND_STOP, /* message: somebody wants the end */
     /* message: the end after the next merge, to be resumed there; at once where none is under
@@ -185,7 +184,7 @@ typedef struct round_event {
 
 /* ---- actions ------------------------------------------------------------------------------- */
 
-/* The slow ones (LOAD, MERGE, COMMIT, PUT_BACK and the merge behind INITIALISED) are carried out
+/* The slow ones (LOAD, MERGE, COMMIT, RESTORE and the merge behind INITIALISED) are carried out
  * one after the other, in the order given, and each is answered once, in that order. */
 
 typedef enum round_action_type {
@@ -211,7 +210,7 @@ typedef enum round_action_type {
      * LOADED, with `resume` if it is an older state; the `last` try passes over what its disk does
      * not give. Where there is none: what INIT finds (version -1 of the action), or needs (of the
      * answer) */
-    ROUND_PUT_BACK,
+    ROUND_RESTORE,
     ROUND_PHASE,     /* tell the controller: phase, epoch, round */
     ROUND_EPOCH,     /* tell the controller: record */
     ROUND_ASK,       /* ask the controller: epoch (the finished one), parallelism, seconds */
@@ -244,7 +243,7 @@ typedef struct round_action {
     int epochs;      /* FINISHED: committed epochs */
     bool superseded; /* FINISHED: another kubeml-ps owns the job; write nothing */
     bool status;     /* CONDITION */
-    bool last;       /* PUT_BACK */
+    bool last;       /* RESTORE */
     const char *phase, *name; /* static texts */
     char reason[ROUND_REASON_BYTES];
     char message[ERR_MESSAGE_BYTES];

@@ -8,11 +8,11 @@ static void commit(round_machine *m);
 
 /* Deals epoch `epoch`; no batch of it is trained yet. False when memory is gone: the job has
  * failed. */
-bool round_deal_epoch(round_machine *m, int epoch, int parallelism)
+bool round_plan_epoch(round_machine *m, int epoch, int parallelism)
 {
     const round_config *c = &m->config;
     err e = ERR_INIT;
-    deal_free(&m->deal);
+    shard_plan_free(&m->shard_plan);
     m->epoch = epoch;
     m->round = 0;
     m->parallelism = parallelism;
@@ -20,21 +20,21 @@ bool round_deal_epoch(round_machine *m, int epoch, int parallelism)
     m->samples = 0;
     m->began_ms = m->now_ms;
     m->seconds_before = 0;
-    if (deal_init(&m->deal,
-                  &(deal_spec){.seed = c->request.seed,
-                               .samples = c->train_samples,
-                               .chunk_samples = c->chunk_samples,
-                               .batch_size = (uint32_t)c->request.batch_size,
-                               .parallelism = parallelism,
-                               .epoch = (uint32_t)epoch},
-                  &e) < 0) {
+    if (shard_plan_init(&m->shard_plan,
+                        &(shard_plan_spec){.seed = c->request.seed,
+                                           .samples = c->train_samples,
+                                           .chunk_samples = c->chunk_samples,
+                                           .batch_size = (uint32_t)c->request.batch_size,
+                                           .parallelism = parallelism,
+                                           .epoch = (uint32_t)epoch},
+                        &e) < 0) {
         round_fail(m, "NoMemory", "%s", e.message);
         return false;
     }
     for (int f = 0; f < c->functions_max; f++) {
         member *b = &m->member[f];
-        b->share = f < parallelism ? m->deal.share[f] : 0;
-        b->batches = f < parallelism ? deal_batches(&m->deal, f) : 0;
+        b->share = f < parallelism ? m->shard_plan.share[f] : 0;
+        b->batches = f < parallelism ? shard_plan_batches(&m->shard_plan, f) : 0;
         b->cursor = 0;
         b->task = b->check = TASK_NONE;
         b->replacement = b->replacement && b->state != MEMBER_READY;
@@ -45,7 +45,7 @@ bool round_deal_epoch(round_machine *m, int epoch, int parallelism)
 void round_train_epoch(round_machine *m, int epoch, int parallelism)
 {
     round_need_members(m, parallelism, "Grow");
-    if (round_deal_epoch(m, epoch, parallelism))
+    if (round_plan_epoch(m, epoch, parallelism))
         round_train_on(m);
 }
 
@@ -75,8 +75,8 @@ void round_finish_epoch(round_machine *m)
     for (int f = 0; f < m->parallelism; f++) {
         member *b = &m->member[f];
         uint32_t begin, end;
-        deal_test_share(m->config.test_samples, m->config.chunk_samples, m->parallelism, f, &begin,
-                        &end, &b->check_samples);
+        shard_plan_test_share(m->config.test_samples, m->config.chunk_samples, m->parallelism, f,
+                              &begin, &end, &b->check_samples);
         b->check = b->check_samples > 0 ? TASK_TODO : TASK_NONE;
     }
     round_tell_phase(m, "validating", true);

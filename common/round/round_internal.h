@@ -10,7 +10,7 @@
 #ifndef KUBEML_ROUND_INTERNAL_H
 #define KUBEML_ROUND_INTERNAL_H
 
-#include "common/contract/deal.h"
+#include "common/contract/shard_plan.h"
 #include "round.h"
 
 typedef enum stage {
@@ -121,7 +121,7 @@ struct round_machine {
     int retrains; /* of this round */
     char layout[ROUND_DIGEST_BYTES], algorithms[ROUND_DIGEST_BYTES];
     /* this epoch */
-    deal deal;
+    shard_plan shard_plan;
     double loss_sum;
     uint64_t samples;
     int64_t began_ms;
@@ -174,7 +174,7 @@ void round_merged(round_machine *m, const round_event *event);
 void round_merge_failed(round_machine *m, const round_event *event);
 
 /* round_epoch.c */
-bool round_deal_epoch(round_machine *m, int epoch, int parallelism);
+bool round_plan_epoch(round_machine *m, int epoch, int parallelism);
 void round_train_epoch(round_machine *m, int epoch, int parallelism);
 void round_finish_epoch(round_machine *m); /* every share is trained */
 void round_validated(round_machine *m, const round_event *event);
@@ -209,7 +209,7 @@ bool round_paused(const round_machine *m); /* there is no model store to train w
 void round_redis_gone(round_machine *m, const round_event *event);
 void round_redis_runs(round_machine *m, const round_event *event);
 void round_redis_back(round_machine *m, const round_event *event);
-void round_emit_put_back(round_machine *m);
+void round_emit_restore(round_machine *m);
 
 /* round_member.c */
 /* The function that the process of function f joined as. */

@@ -21,7 +21,7 @@
 
 #include "common/base/mutation.h"
 #include "common/base/text.h"
-#include "common/contract/ending.h"
+#include "common/contract/exit_cause.h"
 #include "round_internal.h"
 
 int member_process(const round_machine *m, int f)
@@ -165,7 +165,7 @@ static bool is_bad_code(round_machine *m, int f, bool was_ready, const char *rea
                         const char *message)
 {
     member *b = &m->member[f];
-    if (!ending_is_crash(reason))
+    if (!exit_cause_is_crash(reason))
         return false;
     if (!was_ready)
         give_up(m, f, reason, "function %d crashed before it was ready: %.200s", f, message);
@@ -205,7 +205,7 @@ static bool lost_too_often(round_machine *m, int f, const char *reason, const ch
     member *b = &m->member[f];
     if (is_bad_code(m, f, b->state == MEMBER_READY, reason, message))
         return true;
-    bool starts = b->state != MEMBER_READY && !ending_is_disruption(reason) && !of_gpu(reason);
+    bool starts = b->state != MEMBER_READY && !exit_cause_is_disruption(reason) && !of_gpu(reason);
     if (starts && ++b->start_failures >= m->config.limits.start_failures_max &&
         MUTATE(51, !unexplained(reason), true)) {
         give_up_starting(m, f, reason, message);
@@ -448,7 +448,8 @@ bool round_dismissed(const round_machine *m, int function, int incarnation)
 static bool did_not_fail_to_start(round_machine *m, int f, const char *reason)
 {
     member *b = &m->member[f];
-    if (b->lost_ready || b->start_failures == 0 || !MUTATE(42, ending_is_disruption(reason), false))
+    if (b->lost_ready || b->start_failures == 0 ||
+        !MUTATE(42, exit_cause_is_disruption(reason), false))
         return false;
     b->lost_ready = true;
     b->start_failures--;

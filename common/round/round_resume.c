@@ -17,7 +17,7 @@ static bool replay_rows(round_machine *m, const round_resume *r)
         member *b = &m->member[row->function];
         if (row->batches > b->batches - b->cursor)
             return false;
-        deal_samples(&m->deal, row->function, b->cursor, row->batches, &begin, &end);
+        shard_plan_samples(&m->shard_plan, row->function, b->cursor, row->batches, &begin, &end);
         if (row->sample_begin != begin || row->sample_end != end || row->samples != end - begin)
             return false;
         b->cursor += MUTATE(10, row->batches, 0);
@@ -57,7 +57,7 @@ static void resume(round_machine *m, const round_resume *r)
     }
     if (!r->committed) /* else it is open how many the next epoch has */
         round_need_members(m, parallelism, "Resume");
-    if (!round_deal_epoch(m, r->epoch, parallelism))
+    if (!round_plan_epoch(m, r->epoch, parallelism))
         return;
     if (!r->committed && !replay_rows(m, r)) {
         round_fail(m, "LedgerCorrupt", "the ledger of epoch %d does not fit its deal",
@@ -174,11 +174,11 @@ void round_redis_runs(round_machine *m, const round_event *event)
     tell_redis(m, "Restarted", event->message);
 }
 
-void round_emit_put_back(round_machine *m)
+void round_emit_restore(round_machine *m)
 {
     m->back.due_ms = INT64_MAX;
     m->back.last = m->now_ms >= m->back.give_up_ms;
-    round_emit(m, ROUND_PUT_BACK)->last = m->back.last;
+    round_emit(m, ROUND_RESTORE)->last = m->back.last;
 }
 
 void round_redis_back(round_machine *m, const round_event *event)
@@ -194,7 +194,7 @@ void round_redis_back(round_machine *m, const round_event *event)
         }
         m->putting_back = true;
         retry_begin(&m->back);
-        round_emit_put_back(m);
+        round_emit_restore(m);
     } else if (!m->putting_back) {
         round_set_condition(m, CONDITION_REDIS, false, "Answers", "the model store answers");
         if (m->stage == STAGE_MERGE && m->op.due_ms != INT64_MAX)
@@ -224,7 +224,7 @@ static void begin_again(round_machine *m)
     m->version = -1;
     lose_busy(m);
     if (m->stage == STAGE_END ||
-        !round_deal_epoch(m, 0, m->plan ? m->plan[0] : m->config.parallelism))
+        !round_plan_epoch(m, 0, m->plan ? m->plan[0] : m->config.parallelism))
         return;
     begin(m);
 }

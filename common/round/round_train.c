@@ -146,7 +146,8 @@ void round_published(round_machine *m, const round_event *event)
         MUTATE(4, event->epoch != m->epoch || event->round != m->round, false))
         return;
     uint64_t begin, end;
-    deal_samples(&m->deal, event->function, b->batch_begin, b->batch_count, &begin, &end);
+    shard_plan_samples(&m->shard_plan, event->function, b->batch_begin, b->batch_count, &begin,
+                       &end);
     if (event->sample_begin != begin || event->sample_end != end || event->samples != end - begin ||
         event->batches != b->batch_count) {
         if (m->rolled_back)

@@ -20,10 +20,17 @@ static const struct scheme {
     const char *object;
 } schemes[] = {
     {"lmdb:", &store_lmdb, NULL},
-    {"memory:", &store_memory, NULL},
     {"mongodb:", NULL, "kubeml-mongo.so"},
     {"mongodb+srv:", NULL, "kubeml-mongo.so"},
 };
+
+/* What the program brings itself: store_add_driver. */
+static const store_driver *added;
+
+void store_add_driver(const store_driver *driver)
+{
+    added = driver;
+}
 
 static int object_path(const char *object, char out[FS_PATH_BYTES], err *e)
 {
@@ -72,10 +79,15 @@ static const store_driver *driver_of(const char *locator, const char **rest, err
             return schemes[i].driver ? schemes[i].driver : load_driver(&schemes[i], e);
         }
     }
+    if (added && strncmp(locator, added->scheme, strlen(added->scheme)) == 0) {
+        *rest = locator + strlen(added->scheme);
+        return added;
+    }
     size_t len = strspn(locator, "abcdefghijklmnopqrstuvwxyz+");
+    bool scheme = strncmp(locator + len, "://", 3) == 0 || strcmp(locator + len, ":") == 0;
     err_set(e, ERR_UNSUPPORTED,
-            "the store \"%.*s...\" begins with none of lmdb:, memory:, mongodb: and mongodb+srv:",
-            strncmp(locator + len, "://", 3) == 0 ? (int)len + 1 : 0, locator);
+            "the store \"%.*s...\" begins with none of lmdb:, mongodb: and mongodb+srv:",
+            scheme ? (int)len + 1 : 0, locator);
     return NULL;
 }
 

@@ -37,7 +37,7 @@ typedef struct store store;
 
 /* `locator` is "lmdb:DIR" (made if it is not there; "lmdb:DIR?map_bytes=N" starts with a smaller or
  * larger map, which grows by itself), "memory:" (a fresh, empty store of this process), or a URI
- * "mongodb://..." or "mongodb+srv://..." with the database's name (docs/reference/formats.md has its
+ * "mongodb://..." or "mongodb+srv://..." with the database's name (docs/guides/mongodb.md has its
  * options). ERR_UNSUPPORTED for another scheme, and for MongoDB in a build without it;
  * ERR_UNAVAILABLE when no server answers within 10 s. NULL on error. */
 store *store_open(const char *locator, err *e);
@@ -224,8 +224,6 @@ bool store_locator_has_user(const char *locator);
 
 /* ---- for tests ----------------------------------------------------------------------------- */
 
-/* Of a "memory:" store: the n-th operation from now (1: the next) fails with `code`; 0: none. */
-void store_memory_fail(store *s, unsigned n, err_code code);
 /* Removes a "mongodb:" store with all its datasets, whoever uses them. ERR_UNSUPPORTED of
  * others. */
 int store_drop(store *s, err *e);

@@ -97,7 +97,11 @@ struct store_driver {
     int (*drop)(store *s, err *e); /* may be NULL */
 };
 
-extern const store_driver store_lmdb, store_memory;
+extern const store_driver store_lmdb;
+
+/* One implementation more, which the program itself brings: tests have a store in memory. It is
+ * found by its scheme, after the others. For before the first store is opened. */
+void store_add_driver(const store_driver *driver);
 
 /* What a driver in a shared object of its own exports (store.c names the objects). NULL when `size`
  * is not its sizeof(store_driver): then the two were built from different versions. */

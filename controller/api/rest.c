@@ -1,46 +1,36 @@
-/* rest.c: the routes of the API, and what is about the platform itself. docs/reference/openapi.yaml is the
- * contract. */
+/* rest.c: the routes of the API, and the handlers about the platform itself.
+ * docs/reference/openapi.yaml is the contract. */
+#include "rest.h"
+
 #include <string.h>
 
-#include "common/base/clock.h"
-#include "common/base/json_read.h"
-#include "controller/controller.h"
+#include "common/base/json_time.h"
+#include "common/base/version.h"
+#include "common/net/wire.h"
+#include "controller/ha/leading.h"
 #include "controller/ha/store_watch.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
 #include "forward.h"
-
-void controller_random_id(char *out, size_t bytes)
-{
-    owner_random_hex(out, bytes);
-}
-
-void rest_time(json_t *object, const char *key, int64_t wall_ms)
-{
-    char text[25];
-    if (wall_ms > 0)
-        clock_rfc3339(wall_ms, text);
-    json_object_set_new(object, key, wall_ms > 0 ? json_string(text) : json_null());
-}
 
 static void rest_health(http_request *r, void *context)
 {
     (void)context;
-    http_answer_json(r, 200, json_pack("{s:s}", "status", "ok"));
+    http_response_json(r, 200, json_pack("{s:s}", "status", "ok"));
 }
 
-/* Started: it has had its store once. From then on it is asked whatever becomes of the store: much
- * is answered without. */
+/* Started: the controller has had its store once. Later the store's state does not matter here:
+ * many requests need no store. */
 static void rest_started(http_request *r, void *context)
 {
     controller *c = context;
     err e = ERR_INIT;
     if (!store_watch_started(c->watch) && !store_watch_up(c->watch, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, json_pack("{s:s}", "status", "started"));
+        http_response_json(r, 200, json_pack("{s:s}", "status", "started"));
 }
 
-/* NULL: they are looked at. The API works without them. */
+/* Why TrainJobs are not looked at; NULL: they are. The API works without them. */
 static const char *why_unseen(const controller *c)
 {
     switch (atomic_load(&c->unseen)) {
@@ -52,8 +42,8 @@ static const char *why_unseen(const controller *c)
     }
 }
 
-/* Ready: the store answers, and there are slots. A controller that stands by is: it takes uploads.
- * It says what the leader says of slots, jobs and pods, as far as that one answers. */
+/* Ready: the store answers, and there are slots. A standby controller is ready too: it takes
+ * uploads. It reports the leader's slots, jobs and pods, where the leader answers. */
 static void rest_ready(http_request *r, void *context)
 {
     controller *c = context;
@@ -62,8 +52,8 @@ static void rest_ready(http_request *r, void *context)
     bool leads = controller_leads(c);
     if (!store_watch_up(c->watch, &e) ||
         (!store_watch_is_far(c->watch) && store_ping(c->store, &e)) ||
-        (leads && owner_status(c->owner, &status, &e))) {
-        http_answer_problem(r, 503, &e, NULL);
+        (leads && job_query_status(c->job_manager, &status, &e))) {
+        http_response_problem(r, 503, &e, NULL);
         return;
     }
     if (!status && !http_is_forwarded(r))
@@ -83,7 +73,7 @@ static void rest_ready(http_request *r, void *context)
                         "(docs/reference/formats.md)"));
     json_object_set_new(status, "status", json_string("ready"));
     json_object_set_new(status, "leads", json_boolean(leads));
-    http_answer_json(r, 200, status);
+    http_response_json(r, 200, status);
 }
 
 bool rest_refuse(void *context, const http_route *route, http_request *r)
@@ -94,7 +84,7 @@ bool rest_refuse(void *context, const http_route *route, http_request *r)
         return false;
     if (store_watch_up(c->watch, &why))
         return false;
-    http_answer_error(r, &why);
+    http_response_error(r, &why);
     return true;
 }
 
@@ -103,8 +93,8 @@ static void rest_version(http_request *r, void *context)
     controller *c = context;
     json_t *out = json_pack("{s:s, s:s, s:i}", "name", "kubeml-controller", "version",
                             KUBEML_VERSION, "abi", WIRE_ABI);
-    rest_time(out, "started", c->started_wall_ms);
-    http_answer_json(r, 200, out);
+    json_set_time(out, "started", c->started_wall_ms);
+    http_response_json(r, 200, out);
 }
 
 static void rest_metrics(http_request *r, void *context)
@@ -115,11 +105,12 @@ static void rest_metrics(http_request *r, void *context)
     buf_init(&text, 16 << 20);
     metric_set(c->metrics.leads, controller_leads(c), NULL, NULL, NULL);
     if (controller_leads(c))
-        owner_update_metrics(c->owner);
+        job_query_update_metrics(c->job_manager);
     if (metrics_write(c->metrics.all, &text, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", text.bytes, text.len);
+        http_response_bytes(r, 200, "text/plain; version=0.0.4; charset=utf-8", text.bytes,
+                            text.len);
     buf_free(&text);
 }
 

@@ -1,15 +1,16 @@
 /* rest_dataset.c: /dataset and /dataset/{name}. */
 #include <string.h>
 
-#include "common/base/clock.h"
 #include "common/base/json_read.h"
+#include "common/base/json_time.h"
 #include "common/dataset/dataset.h"
 #include "common/dataset/ingest.h"
 #include "common/net/multipart.h"
-#include "controller/controller.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
+#include "rest.h"
+#include "rest_list.h"
 
-/* {"name", "train_set_size", "test_set_size"} is the first KubeML's. */
+/* "name", "train_set_size" and "test_set_size" are the first KubeML's. */
 static json_t *dataset_json(const dataset_info *d)
 {
     json_t *out = json_pack(
@@ -20,11 +21,11 @@ static json_t *dataset_json(const dataset_info *d)
         (int)d->width, "classes", (int)d->classes, "targets", (int)d->targets, "chunk_samples",
         (int)d->chunk_samples, "seed", (json_int_t)d->seed, "bytes", (json_int_t)d->bytes);
     if (out)
-        rest_time(out, "created", d->created_ms);
+        json_set_time(out, "created", d->created_ms);
     return out;
 }
 
-/* What a transform standardises with: a list of one number a channel. */
+/* Sets a list of one number a channel, with which a transform standardises samples. */
 static int set_statistic(json_t *out, const char *name, const float *values, uint32_t channels)
 {
     json_t *list = json_array();
@@ -53,11 +54,11 @@ static void answer_or_no_memory(http_request *r, json_t *body)
 {
     err e = ERR_INIT;
     if (body) {
-        http_answer_json(r, 200, body);
+        http_response_json(r, 200, body);
         return;
     }
     err_set(&e, ERR_NOMEM, "no memory for the answer");
-    http_answer_error(r, &e);
+    http_response_error(r, &e);
 }
 
 static json_t *show_dataset(void *context, const char *key, json_t *record)
@@ -84,7 +85,7 @@ void rest_dataset_get(http_request *r, void *context)
     dataset_info info;
     if (name_check("dataset", http_param(r, "name"), &e) ||
         dataset_find(c->store, http_param(r, "name"), &info, NULL, &e)) {
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     json_t *out = dataset_details_json(&info);
@@ -148,7 +149,7 @@ static int parse_options(controller *c, http_request *r, ingest_options *out, er
     return 0;
 }
 
-/* `note` is "" where there is nothing to say. */
+/* `note` is "" where there is none. */
 static int upload(controller *c, http_request *r, char note[INGEST_NOTE_BYTES], err *e)
 {
     ingest_options options;
@@ -174,7 +175,7 @@ void rest_dataset_create(http_request *r, void *context)
     err e = ERR_INIT;
     char note[INGEST_NOTE_BYTES];
     if (upload(context, r, note, &e)) {
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     json_t *out = json_object();
@@ -190,8 +191,8 @@ void rest_dataset_delete(http_request *r, void *context)
     controller *c = context;
     const char *name = http_param(r, "name");
     err e = ERR_INIT;
-    if (name_check("dataset", name, &e) || owner_delete_dataset(c->owner, name, &e)) {
-        http_answer_error(r, &e);
+    if (name_check("dataset", name, &e) || job_delete_dataset(c->job_manager, name, &e)) {
+        http_response_error(r, &e);
         return;
     }
     json_t *out = json_object();

@@ -1,4 +1,4 @@
-/* rest_function.c: /function, /function/{name} and /function/{name}/explain. */
+/* rest_function.c: /function, /function/{name}, /function/{name}/explain and /zoo. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,7 +6,11 @@
 #include "common/base/json_read.h"
 #include "common/base/name.h"
 #include "common/net/multipart.h"
-#include "controller/controller.h"
+#include "controller/functions/registry.h"
+#include "controller/functions/zoo_list.h"
+#include "controller/jobs/job_manager.h"
+#include "rest.h"
+#include "rest_list.h"
 
 void rest_function_list(http_request *r, void *context)
 {
@@ -18,9 +22,9 @@ void rest_function_get(http_request *r, void *context)
     err e = ERR_INIT;
     json_t *record = NULL;
     if (registry_get(context, http_param(r, "name"), &record, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, record);
+        http_response_json(r, 200, record);
 }
 
 void rest_function_explain(http_request *r, void *context)
@@ -28,14 +32,26 @@ void rest_function_explain(http_request *r, void *context)
     err e = ERR_INIT;
     json_t *out = NULL;
     if (registry_explain(context, http_param(r, "name"), &out, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, out);
+        http_response_json(r, 200, out);
 }
 
-/* ---- uploads: {"model": NAME, "stem"?}, {"code": [{"name", "text"}]}, or files in multipart fields "code" ---- */
+void rest_zoo(http_request *r, void *context)
+{
+    json_t *list = NULL;
+    err e = ERR_INIT;
+    if (zoo_list(context, &list, &e))
+        http_response_error(r, &e);
+    else
+        http_response_json(r, 200, list);
+}
 
-/* The contents of all files, one after the other, NUL between them. */
+/* ---- uploads --------------------------------------------------------------------------------- */
+
+/* An upload: JSON, {"model": NAME, "stem"?} or {"code": [{"name", "text"}]}, or files in multipart
+ * fields "code". `text` has the contents of all files, one after the other, with a NUL after
+ * each. */
 typedef struct code {
     buf text;
     size_t starts[BUILDER_FILES_MAX];
@@ -71,7 +87,7 @@ static int end_file(code *k, err *e)
     return buf_append(&k->text, "", 1, e);
 }
 
-/* Now that the buffer does not move any more. */
+/* Sets the files' pointers, now that the buffer does not move any more. */
 static void point_files(code *k)
 {
     for (size_t i = 0; i < k->upload.count; i++) {
@@ -94,7 +110,7 @@ static int json_file(code *k, const json_t *file, err *e)
                : end_file(k, e);
 }
 
-/* The model's text, with its stem where the request says one. */
+/* Reads the model's text, with its stem where the request has one. */
 static int read_model(const json_t *body, code *k, err *e)
 {
     const json_t *model = json_object_get(body, "model"), *stem = json_object_get(body, "stem");
@@ -187,8 +203,8 @@ static int read_multipart(http_request *r, code *k, err *e)
     return more;
 }
 
-/* The function and, where there are any, the compiler's warnings, which its record has not. Takes
- * both. */
+/* The function's record with the compiler's warnings, where there are any: the stored record lacks
+ * them. Takes both. */
 static json_t *with_warnings(json_t *record, json_t *said)
 {
     json_t *text = json_object_get(said, "compiler_output");
@@ -220,9 +236,9 @@ static void put(http_request *r, controller *c, bool update)
         code_free(k);
     free(k);
     if (status)
-        http_answer_problem(r, (unsigned)err_http_status(e.code), &e, said);
+        http_response_problem(r, (unsigned)err_http_status(e.code), &e, said);
     else
-        http_answer_json(r, 200, with_warnings(record, said));
+        http_response_json(r, 200, with_warnings(record, said));
 }
 
 void rest_function_create(http_request *r, void *context)
@@ -240,11 +256,11 @@ void rest_function_delete(http_request *r, void *context)
     controller *c = context;
     const char *name = http_param(r, "name");
     err e = ERR_INIT;
-    if (registry_delete(c, name, &e)) {
-        http_answer_error(r, &e);
+    if (registry_delete(c, name, job_delete_function, &e)) {
+        http_response_error(r, &e);
         return;
     }
     json_t *out = json_object();
     json_object_set_new(out, "result", json_sprintf("function %s deleted", name));
-    http_answer_json(r, 200, out);
+    http_response_json(r, 200, out);
 }

@@ -11,10 +11,11 @@
 #include "common/formats/safetensors.h"
 #include "common/net/multipart.h"
 #include "common/store/model_blob.h"
-#include "controller/controller.h"
 #include "controller/functions/upload.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
 #include "npz_model.h"
+#include "rest.h"
+#include "rest_list.h"
 #include "weights_model.h"
 
 enum { PRUNED_AT_ONCE = 64 }; /* records read at once: they may be large */
@@ -43,9 +44,9 @@ void rest_history_get(http_request *r, void *context)
     if (status && e.code == ERR_NOT_FOUND)
         no_history(id, &e);
     if (status)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, record);
+        http_response_json(r, 200, record);
 }
 
 static json_t *deleted(const char *what, const char *id)
@@ -55,7 +56,7 @@ static json_t *deleted(const char *what, const char *id)
     return out;
 }
 
-/* A job that ended before its first batch has a record and no history. */
+/* Deletes a history. A job that ended before its first batch has a record and no history. */
 static int delete_history(store *s, const char *id, err *e)
 {
     json_t *record = NULL;
@@ -72,17 +73,17 @@ static int delete_history(store *s, const char *id, err *e)
     return -1;
 }
 
-/* With the history go the job's record, its log and its model: nothing of it is left. */
+/* Deletes a job: its history, its model, its record and its log. */
 static int delete_job(controller *c, const char *id, err *e)
 {
     size_t count = 0;
-    if (owner_hold(c->owner, id, e))
+    if (job_delete_hold(c->job_manager, id, e))
         return -1;
     int status = delete_history(c->store, id, e) || upload_delete_model(c->store, id, &count, e) ||
-                         owner_forget(c->owner, id, e)
+                         job_delete_forget(c->job_manager, id, e)
                      ? -1
                      : 0;
-    owner_let_go(c->owner, id);
+    job_delete_let_go(c->job_manager, id);
     return status;
 }
 
@@ -91,17 +92,17 @@ void rest_history_delete(http_request *r, void *context)
     const char *id = http_param(r, "id");
     err e = ERR_INIT;
     if (name_check("job", id, NULL) ? no_history(id, &e) : delete_job(context, id, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, deleted("history", id));
+        http_response_json(r, 200, deleted("history", id));
 }
 
 typedef struct pruned {
     size_t deleted, kept;
-    err why; /* the last one is kept */
+    err why; /* of the last job that was kept */
 } pruned;
 
-/* Those of a page; what has gone meanwhile is none of both. */
+/* Deletes the jobs of a page. A job that has gone meanwhile counts as neither. */
 static int prune_page(controller *c, const store_page *page, pruned *p, err *e)
 {
     for (size_t i = 0; i < page->count; i++) {
@@ -130,7 +131,7 @@ static json_t *pruned_json(const pruned *p)
     return json_pack("{s:s}", "result", text);
 }
 
-/* By the jobs and not by the histories: one that never began has none, and is to go too. */
+/* Walks the jobs, not the histories: a job that never began has no history, and is deleted too. */
 void rest_history_prune(http_request *r, void *context)
 {
     controller *c = context;
@@ -151,9 +152,9 @@ void rest_history_prune(http_request *r, void *context)
         store_page_free(&page);
     }
     if (status)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, pruned_json(&p));
+        http_response_json(r, 200, pruned_json(&p));
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */
@@ -194,7 +195,7 @@ static void model_close(void *source)
     free(m);
 }
 
-/* The checkpoint as it lies in the store, optimizer state and all. */
+/* Sends the checkpoint as the store has it, with optimizer state. */
 static void send_checkpoint(http_request *r, blob *b)
 {
     model_source *m = calloc(1, sizeof *m);
@@ -202,11 +203,11 @@ static void send_checkpoint(http_request *r, blob *b)
     if (!m) {
         blob_close(b);
         err_set(&e, ERR_NOMEM, "no memory for the model");
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     m->blob = b;
-    http_answer_source(r, "application/octet-stream", blob_size(b), model_read, model_close, m);
+    http_response_source(r, "application/octet-stream", blob_size(b), model_read, model_close, m);
 }
 
 static void send_written(http_request *r, controller *c, blob *b,
@@ -218,9 +219,9 @@ static void send_written(http_request *r, controller *c, blob *b,
     int status = write(b, store_scratch_dir(c->store), &fd, &len, &e);
     blob_close(b);
     if (status)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_file(r, "application/octet-stream", fd, len);
+        http_response_file(r, "application/octet-stream", fd, len);
 }
 
 void rest_model_get(http_request *r, void *context)
@@ -235,7 +236,7 @@ void rest_model_get(http_request *r, void *context)
     if (format && !npz && !checkpoint && strcmp(format, "safetensors") != 0)
         err_set(&e, ERR_INVALID, "format must be safetensors or npz, or checkpoint");
     if (e.code != ERR_NONE || open_model(c->store, id, &b, &e)) {
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     snprintf(disposition, sizeof disposition, "attachment; filename=\"%.60s.%s\"", id,
@@ -255,18 +256,19 @@ void rest_model_delete(http_request *r, void *context)
     const char *id = http_param(r, "id");
     size_t count = 0;
     err e = ERR_INIT;
-    int status = name_check("job", id, NULL) ? no_model(id, &e) : owner_hold(c->owner, id, &e);
+    int status =
+        name_check("job", id, NULL) ? no_model(id, &e) : job_delete_hold(c->job_manager, id, &e);
     if (status == 0) {
         failpoint("controller.delete-model");
         status = upload_delete_model(c->store, id, &count, &e);
-        owner_let_go(c->owner, id);
+        job_delete_let_go(c->job_manager, id);
     }
     if (status == 0 && count == 0)
         status = no_model(id, &e);
     if (status)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, deleted("model", id));
+        http_response_json(r, 200, deleted("model", id));
 }
 
 /* ---- upload: one safetensors file in the multipart field "model" ----------------------------- */
@@ -307,7 +309,7 @@ static int take_model(multipart *parts, blob_writer *to, err *e)
                                    : more;
 }
 
-/* What was uploaded is a safetensors file, or it goes again. */
+/* Checks that the upload is a safetensors file, and deletes it otherwise. */
 static int check_model(store *s, const char *name, err *e)
 {
     blob *b = NULL;
@@ -327,7 +329,7 @@ void rest_model_create(http_request *r, void *context)
     multipart *parts = NULL;
     blob_writer *to = NULL;
     err e = ERR_INIT;
-    controller_random_id(id, sizeof id);
+    job_manager_random_hex(id, sizeof id);
     snprintf(name, sizeof name, "models/%s/final", id);
     int status = multipart_open(http_content_type(r), read_body, r, &parts, &e) ||
                          upload_note(c->store, id, clock_wall_ms(), &e) ||
@@ -340,7 +342,7 @@ void rest_model_create(http_request *r, void *context)
     else
         status = blob_commit(to, &e) || check_model(c->store, name, &e) ? -1 : 0;
     if (status)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, json_pack("{s:s}", "id", id));
+        http_response_json(r, 200, json_pack("{s:s}", "id", id));
 }

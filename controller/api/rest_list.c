@@ -1,15 +1,10 @@
-/* rest_list.c: lists, a page an answer.
- *
- * `limit` and `continue` of the query say how much of it and where to go on; where there is more,
- * the header Link (RFC 8288) has the next page's address. The pages are no snapshot: what is put
- * meanwhile may be on them or not. */
+/* rest_list.c: see rest_list.h. */
+#include "rest_list.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/name.h"
-#include "controller/controller.h"
-
-enum { LOOK_AHEAD = 64 }; /* records read at once: they may be large */
 
 int list_page_parse(http_request *r, list_page *out, err *e)
 {
@@ -22,48 +17,10 @@ int list_page_parse(http_request *r, list_page *out, err *e)
         if (out->limit < 1 || out->limit > LIST_LIMIT)
             return err_set(e, ERR_INVALID, "limit must be a whole number from 1 to %d", LIST_LIMIT);
     }
-    if (after && name_check("continue", after, NULL)) /* what is listed has a name for its key */
+    if (after && name_check("continue", after, NULL)) /* all keys of these lists are names */
         return err_set(e, ERR_INVALID, "continue must be what the page before said");
     if (after)
         memcpy(out->after, after, strlen(after) + 1);
-    return 0;
-}
-
-static int add_records(const store_page *records, list_page *p, list_show show, void *context,
-                       json_t *out)
-{
-    for (size_t i = 0; i < records->count; i++) {
-        if (p->count == p->limit || p->bytes >= LIST_BYTES) {
-            p->more = true;
-            return 0;
-        }
-        const store_record *one = &records->records[i];
-        json_t *shown = show ? show(context, one->key, one->value) : json_incref(one->value);
-        memcpy(p->after, one->key, strlen(one->key) + 1);
-        if (!shown)
-            continue;
-        p->count++;
-        p->bytes += json_dumpb(shown, NULL, 0, JSON_COMPACT);
-        if (json_array_append_new(out, shown))
-            return -1;
-    }
-    return 0;
-}
-
-int list_add(store *s, const char *collection, list_page *p, list_show show, void *context,
-             json_t *out, err *e)
-{
-    for (bool more = true; more && !p->more;) {
-        store_page records = {0};
-        int status =
-            store_list(s, collection, NULL, p->after[0] ? p->after : NULL, LOOK_AHEAD, &records, e);
-        if (status == 0 && add_records(&records, p, show, context, out))
-            status = err_set(e, ERR_NOMEM, "no memory for the answer");
-        more = records.more;
-        store_page_free(&records);
-        if (status)
-            return -1;
-    }
     return 0;
 }
 
@@ -75,7 +32,7 @@ void list_answer(http_request *r, const list_page *p, const char *path, json_t *
                  strchr(path, '?') ? '&' : '?', p->limit, p->after);
         http_add_header(r, "Link", link);
     }
-    http_answer_json(r, 200, out);
+    http_response_json(r, 200, out);
 }
 
 void rest_list(http_request *r, const controller *c, const char *path, const char *collection,
@@ -92,5 +49,5 @@ void rest_list(http_request *r, const controller *c, const char *path, const cha
         return;
     }
     json_decref(out);
-    http_answer_error(r, &e);
+    http_response_error(r, &e);
 }

@@ -5,15 +5,16 @@
 #include "common/base/failpoint.h"
 #include "common/base/json_read.h"
 #include "common/contract/request.h"
-#include "controller/controller.h"
-#include "controller/jobs/owner.h"
+#include "controller/jobs/job_manager.h"
+#include "rest.h"
+#include "rest_list.h"
 
 static void answer(http_request *r, int status, json_t *body, const err *e)
 {
     if (status)
-        http_answer_error(r, e);
+        http_response_error(r, e);
     else
-        http_answer_json(r, 200, body);
+        http_response_json(r, 200, body);
 }
 
 void rest_train(http_request *r, void *context)
@@ -24,15 +25,15 @@ void rest_train(http_request *r, void *context)
     char id[40];
     err e = ERR_INIT;
     if (http_body_json(r, &body, &e) || request_parse(body, &asked, &e) ||
-        owner_submit(c->owner, &asked, http_user(r), id, &note, &e)) {
-        http_answer_error(r, &e);
+        job_manager_submit(c->job_manager, &asked, http_user(r), id, &note, &e)) {
+        http_response_error(r, &e);
         return;
     }
     /* The first KubeML's client sends no Accept and takes the whole body as the id. */
     if (!http_has_accept(r) || strcmp(http_accepted(r), "text/plain") == 0)
-        http_answer_text(r, 200, "text/plain; charset=utf-8", id);
+        http_response_text(r, 200, "text/plain; charset=utf-8", id);
     else
-        http_answer_json(
+        http_response_json(
             r, 200, json_pack("{s:s, s:O*}", "id", id, "note", json_is_string(note) ? note : NULL));
 }
 
@@ -47,8 +48,8 @@ void rest_task_list(http_request *r, void *context)
     if (state && !all && !ended && strcmp(state, "active") != 0)
         err_set(&e, ERR_INVALID, "state must be active, ended or all");
     if (e.code != ERR_NONE || list_page_parse(r, &page, &e) ||
-        owner_tasks(c->owner, !ended, all || ended, &page, &out, &e)) {
-        http_answer_error(r, &e);
+        job_query_tasks(c->job_manager, !ended, all || ended, &page, &out, &e)) {
+        http_response_error(r, &e);
         return;
     }
     list_answer(r, &page, all ? "/tasks?state=all" : "/tasks?state=ended", out);
@@ -58,7 +59,7 @@ void rest_usage(http_request *r, void *context)
 {
     err e = ERR_INIT;
     json_t *out = NULL;
-    int status = owner_usage(((controller *)context)->owner, &out, &e);
+    int status = job_query_usage(((controller *)context)->job_manager, &out, &e);
     answer(r, status, out, &e);
 }
 
@@ -66,7 +67,8 @@ void rest_task_get(http_request *r, void *context)
 {
     err e = ERR_INIT;
     json_t *out = NULL;
-    int status = owner_task(((controller *)context)->owner, http_param(r, "id"), &out, &e);
+    int status =
+        job_query_task(((controller *)context)->job_manager, http_param(r, "id"), &out, &e);
     answer(r, status, out, &e);
 }
 
@@ -81,21 +83,21 @@ static json_t *result(const char *id, const char *what)
 void rest_task_stop(http_request *r, void *context)
 {
     err e = ERR_INIT;
-    int status = owner_cancel(((controller *)context)->owner, http_param(r, "id"), &e);
+    int status = job_manager_cancel(((controller *)context)->job_manager, http_param(r, "id"), &e);
     answer(r, status, status ? NULL : result(http_param(r, "id"), "is being stopped"), &e);
 }
 
 void rest_task_suspend(http_request *r, void *context)
 {
     err e = ERR_INIT;
-    int status = owner_suspend(((controller *)context)->owner, http_param(r, "id"), &e);
+    int status = job_manager_suspend(((controller *)context)->job_manager, http_param(r, "id"), &e);
     answer(r, status, status ? NULL : result(http_param(r, "id"), "stops at its next merge"), &e);
 }
 
 void rest_task_resume(http_request *r, void *context)
 {
     err e = ERR_INIT;
-    int status = owner_resume(((controller *)context)->owner, http_param(r, "id"), &e);
+    int status = job_manager_resume(((controller *)context)->job_manager, http_param(r, "id"), &e);
     answer(r, status, status ? NULL : result(http_param(r, "id"), "is queued again"), &e);
 }
 
@@ -103,32 +105,34 @@ void rest_task_explain(http_request *r, void *context)
 {
     err e = ERR_INIT;
     json_t *out = NULL;
-    int status = owner_explain(((controller *)context)->owner, http_param(r, "id"), &out, &e);
+    int status =
+        job_query_explain(((controller *)context)->job_manager, http_param(r, "id"), &out, &e);
     answer(r, status, out, &e);
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-static void open_stream(http_request *r, owner *o, bool logs)
+static void open_stream(http_request *r, job_manager *o, bool logs)
 {
     const char *id = http_param(r, "id");
     follower *f = NULL;
     err e = ERR_INIT;
-    if (logs ? owner_follow_logs(o, id, &f, &e) : owner_follow_events(o, id, &f, &e))
-        http_answer_error(r, &e);
+    if (logs ? job_manager_follow_logs(o, id, &f, &e) : job_manager_follow_events(o, id, &f, &e))
+        http_response_error(r, &e);
     else
-        owner_follow(
-            o, f, http_answer_stream(r, logs ? "text/plain; charset=utf-8" : "text/event-stream"));
+        job_manager_follow(
+            o, f,
+            http_response_stream(r, logs ? "text/plain; charset=utf-8" : "text/event-stream"));
 }
 
 void rest_task_events(http_request *r, void *context)
 {
-    open_stream(r, ((controller *)context)->owner, false);
+    open_stream(r, ((controller *)context)->job_manager, false);
 }
 
-/* A log on its way; it counts among what is held until the client has it. */
+/* A log on its way to a client; the log reader counts it as held until it is sent. */
 typedef struct log_answer {
-    owner *owner;
+    job_manager *job_manager;
     char *text;
     size_t len, sent;
 } log_answer;
@@ -145,7 +149,7 @@ static ssize_t log_read(void *source, void *out, size_t max)
 static void log_close(void *source)
 {
     log_answer *a = source;
-    owner_logs_give_back(a->owner, a->text, a->len);
+    job_query_logs_give_back(a->job_manager, a->text, a->len);
     free(a);
 }
 
@@ -158,23 +162,23 @@ void rest_task_logs(http_request *r, void *context)
     err e = ERR_INIT;
     if (follow && strcmp(follow, "true") != 0 && strcmp(follow, "false") != 0) {
         err_set(&e, ERR_INVALID, "follow must be true or false");
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
     snprintf(id, sizeof id, "%s", http_param(r, "id"));
-    if (follow && strcmp(follow, "true") == 0 && owner_runs(c->owner, id)) {
-        failpoint("controller.follow-logs"); /* it may end here */
-        open_stream(r, c->owner, true);
+    if (follow && strcmp(follow, "true") == 0 && job_query_runs(c->job_manager, id)) {
+        failpoint("controller.follow-logs"); /* the job may end here */
+        open_stream(r, c->job_manager, true);
         return;
     }
     log_answer *a = malloc(sizeof *a);
     if (!a)
         err_set(&e, ERR_NOMEM, "no memory for the answer");
-    if (!a || owner_logs(c->owner, id, &text, &len, &e)) {
+    if (!a || job_query_logs(c->job_manager, id, &text, &len, &e)) {
         free(a);
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
         return;
     }
-    *a = (log_answer){.owner = c->owner, .text = text, .len = len};
-    http_answer_source(r, "text/plain; charset=utf-8", len, log_read, log_close, a);
+    *a = (log_answer){.job_manager = c->job_manager, .text = text, .len = len};
+    http_response_source(r, "text/plain; charset=utf-8", len, log_read, log_close, a);
 }

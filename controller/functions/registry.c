@@ -1,12 +1,13 @@
-/* registry.c: functions: a name, its immutable versions by digest, and the object each was built
- * to.
+/* registry.c: functions: a name, immutable versions by digest, and each version's compiled object.
  *
  * A record of collection `functions`: {"name", "version", "digest", "kind": "code"|"zoo", "model",
  * "object", "files", "created", "updated", "versions": [{"version", "digest", "object",
  * "created"}]}. The object is the blob's name, or zoo: and a model (zoo:resnet34,stem=cifar).
  * Objects are content-addressed and outlive the function, since trained models are served with
- * them. The sources lie in blob sources/<digest>. Both go when nobody names them any more
- * (code_blob.h). An upload that does not compile leaves a refusal (refusal.h). */
+ * them. The sources are in blob sources/<digest>. Both are removed when no record names them any
+ * more (code_blob.h). An upload that does not compile leaves a build failure (build_failure.h). */
+#include "registry.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -17,10 +18,8 @@
 #include "common/base/log.h"
 #include "common/base/name.h"
 #include "common/compile/builder_remote.h"
-#include "common/net/http_server.h"
-#include "controller/controller.h"
-#include "controller/jobs/owner.h"
-#include "refusal.h"
+#include "build_failure.h"
+#include "zoo_list.h"
 
 enum { PUT_TRIES = 5 };
 
@@ -35,30 +34,31 @@ int registry_get(controller *c, const char *name, json_t **out, err *e)
     return -1;
 }
 
-int registry_delete(controller *c, const char *name, err *e)
+int registry_delete(controller *c, const char *name,
+                    int (*delete_unused)(job_manager *o, const char *name, err *e), err *e)
 {
     if (name_check("function", name, e))
         return -1;
-    if (owner_delete_function(c->owner, name, e))
+    if (delete_unused(c->job_manager, name, e))
         return e->code == ERR_NOT_FOUND
                    ? err_set(e, ERR_NOT_FOUND, "there is no function \"%s\"", name)
                    : -1;
-    refusal_drop(c->store, name);
+    build_failure_drop(c->store, name);
     return 0;
 }
 
 int registry_explain(controller *c, const char *name, json_t **out, err *e)
 {
-    cleanup_json json_t *function = NULL, *refusal = NULL;
+    cleanup_json json_t *function = NULL, *build_failure = NULL;
     err why = ERR_INIT;
     if ((registry_get(c, name, &function, &why) && why.code != ERR_NOT_FOUND) ||
-        (refusal_get(c->store, name, &refusal, &why) && why.code != ERR_NOT_FOUND)) {
+        (build_failure_get(c->store, name, &build_failure, &why) && why.code != ERR_NOT_FOUND)) {
         *e = why;
         return -1;
     }
-    if (!function && !refusal)
+    if (!function && !build_failure)
         return err_set(e, ERR_NOT_FOUND, "there is no function \"%s\", nor was one refused", name);
-    *out = refusal_explain(name, function, refusal);
+    *out = build_failure_explain(name, function, build_failure);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for the answer");
 }
 
@@ -83,7 +83,7 @@ static int keep_object(controller *c, const builder_result *built, char object[S
     return store_once(c->store, object, built->object, built->object_bytes, e);
 }
 
-/* 1 when the same sources were compiled before. */
+/* 1 where the same sources were compiled before. */
 static int compiled_before(controller *c, const registry_upload *u, char object[STORE_KEY_BYTES],
                            err *e)
 {
@@ -98,8 +98,8 @@ static int compiled_before(controller *c, const registry_upload *u, char object[
     return store_blob_find(c->store, object, NULL, NULL) == 0;
 }
 
-/* The fault of the code, and of no part of the platform: the files were checked before, and what a
- * builder said has its text. */
+/* Whether the code is at fault and no part of the platform: the files were checked before, and a
+ * builder's output has its text. */
 static bool is_refused(const builder_result *built, const err *e)
 {
     return built->text && (e->code == ERR_INVALID || e->code == ERR_LIMIT);
@@ -117,7 +117,7 @@ static int compile(controller *c, const char *name, const registry_upload *u, bo
                            : builder_compile(u->files, u->count, NULL, &c->builder, &built, e);
     *said = builder_said_json(&built);
     if (status && is_refused(&built, e))
-        refusal_keep(c->store, name, update, e, *said);
+        build_failure_keep(c->store, name, update, e, *said);
     if (status == 0)
         status = keep_object(c, &built, object, e);
     builder_result_free(&built);
@@ -147,7 +147,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const builder_source *)a)->name, ((const builder_source *)b)->name);
 }
 
-/* The digest of what was uploaded, and the sources kept under it. */
+/* Stores the sources under the digest of the upload, and returns it. */
 static int keep_sources(controller *c, const registry_upload *u, const json_t *files,
                         char digest[DIGEST_HEX_BYTES], err *e)
 {
@@ -201,7 +201,7 @@ static int build_record(const char *name, const registry_upload *u, const char *
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for function \"%s\"", name);
 }
 
-/* One attempt: ERR_CONFLICT when another writer came in between. */
+/* Makes one attempt: ERR_CONFLICT where another writer came in between. */
 static int put_record(controller *c, const char *name, const registry_upload *u, const char *digest,
                       const char *object, bool update, json_t **out, err *e)
 {
@@ -234,7 +234,7 @@ static int put_record(controller *c, const char *name, const registry_upload *u,
     return -1;
 }
 
-/* Before minutes of compiling: is the name free, or there? */
+/* Checks before minutes of compiling that the name is free, or exists for an update. */
 static int check_name(controller *c, const char *name, bool update, err *e)
 {
     cleanup_json json_t *old = NULL;
@@ -273,7 +273,7 @@ int registry_put(controller *c, const char *name, const registry_upload *upload,
     for (int i = 0; i < PUT_TRIES; i++) {
         err why = ERR_INIT;
         if (put_record(c, name, &u, digest, object, update, out, &why) == 0) {
-            refusal_drop(c->store, name);
+            build_failure_drop(c->store, name);
             return 0;
         }
         *e = why;

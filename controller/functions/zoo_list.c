@@ -1,6 +1,8 @@
-/* zoo_list.c: which models the zoo has. The engine knows, and the engine is in kubeml-function: its
- * command `zoo` is run once for the list, which is kept, and for each model that is asked for or to
- * be trained. */
+/* zoo_list.c: which models the zoo has. Only the engine has the list, and the engine is in
+ * kubeml-function. Its command `zoo` runs once for the list, which is kept, and once for each model
+ * that a request names or a job trains. */
+#include "zoo_list.h"
+
 #include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -13,15 +15,14 @@
 #include "common/base/json_read.h"
 #include "common/base/log.h"
 #include "common/base/process.h"
-#include "common/dataset/dataset.h"
-#include "controller/controller.h"
+#include "common/contract/limits.h"
 
-enum { ZOO_MS = 10000, ZOO_BYTES_MAX = 256 << 10, ZOO_MODEL_BYTES = 64, WORDS_BYTES_MAX = 1000 };
+enum { ZOO_MS = 10000, ZOO_BYTES_MAX = 256 << 10, WORDS_BYTES_MAX = 1000 };
 
 extern char **environ;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static json_t *known; /* behind the lock */
+static json_t *known; /* guarded by the lock */
 
 static int run(const char *program, const char *model, const char *sample, buf *out, err *e)
 {
@@ -43,7 +44,8 @@ static int run(const char *program, const char *model, const char *sample, buf *
                    WIFSIGNALED(r.status) ? WTERMSIG(r.status) : WEXITSTATUS(r.status));
 }
 
-/* What `kubeml-function zoo` says, or of one model, or of it and samples of that shape. */
+/* Runs `kubeml-function zoo`: for the list, for one model, or for one model and samples of that
+ * shape. */
 static int ask(controller *c, const char *model, const char *sample, json_t **out, err *e)
 {
     char program[FS_PATH_BYTES];
@@ -76,7 +78,7 @@ int zoo_list(controller *c, json_t **out, err *e)
     return status;
 }
 
-/* What is wrong with it, if something is. */
+/* -1 where the answer has an error. */
 static int said(const json_t *answer, err *e)
 {
     const char *code = json_string_value(json_object_get(answer, "code"));
@@ -89,13 +91,13 @@ static int said(const json_t *answer, err *e)
 int zoo_check(controller *c, const char *model, err *e)
 {
     cleanup_json json_t *answer = NULL;
-    if (strlen(model) >= ZOO_MODEL_BYTES)
+    if (strlen(model) >= LIMITS_MODEL_TEXT_BYTES)
         return err_set(e, ERR_INVALID, "model: %zu characters, at most %d", strlen(model),
-                       ZOO_MODEL_BYTES - 1);
+                       LIMITS_MODEL_TEXT_BYTES - 1);
     return ask(c, model, NULL, &answer, e) ? -1 : said(answer, e);
 }
 
-int zoo_fits(controller *c, const char *model, const dataset_info *data, err *e)
+int zoo_shape_check(controller *c, const char *model, const dataset_info *data, err *e)
 {
     cleanup_json json_t *answer = NULL;
     char sample[80];
@@ -112,14 +114,4 @@ int zoo_fits(controller *c, const char *model, const dataset_info *data, err *e)
     return err_set(e, ERR_UNSUPPORTED,
                    "model %s does not fit dataset %s, samples of (%u, %u, %u): %.100s", model,
                    data->name, data->channels, data->height, data->width, why.message);
-}
-
-void rest_zoo(http_request *r, void *context)
-{
-    json_t *list = NULL;
-    err e = ERR_INIT;
-    if (zoo_list(context, &list, &e))
-        http_answer_error(r, &e);
-    else
-        http_answer_json(r, 200, list);
 }

@@ -1,6 +1,6 @@
 /* algorithms.h: what functions have measured on GPUs, kept by the platform for those that come
- * after: "key<TAB>winner" lines (kernels/cuda/cuda_known.c). The key names machine type, libraries
- * and shape, the winner one of the ways to compute it, which all compute the same. Pure.
+ * after: "key<TAB>winner" lines (kernels/cuda/cuda_autotune.c). The key names machine type,
+ * libraries and shape, the winner one of the ways to compute it, which all compute the same. Pure.
  *
  * Functions run others' code: what they tell is cut to lines of that form, and never replaces what
  * is known. */

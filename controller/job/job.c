@@ -1,5 +1,5 @@
 /* job.c: see job.h. Here are the step that all events take, what it says with, restarts, and who is
- * in the machine; job_internal.h lists the other files.
+ * in the machine; ps_job_internal.h lists the other files.
  *
  *                 slots are free            kubeml-ps trains
  *     QUEUED ─────────────────► STARTING ─────────────────────► RUNNING
@@ -82,10 +82,10 @@ int jobs_reserve_actions(jobs *m, size_t more)
 {
     size_t room = m->reserved + more;
     if (room > m->actions_room) {
-        job_action *grown = realloc(m->action, room * sizeof *grown);
-        if (!grown)
+        job_action *scaled_up = realloc(m->action, room * sizeof *scaled_up);
+        if (!scaled_up)
             return -1;
-        m->action = grown;
+        m->action = scaled_up;
         m->actions_room = room;
     }
     m->reserved = room;
@@ -385,11 +385,11 @@ int jobs_add(jobs *m, job *j, err *e)
         why = "the queue is full";
     } else if (m->count == m->room) {
         size_t room = m->room ? 2 * m->room : 16;
-        job **grown = realloc(m->job, room * sizeof(*grown)),
+        job **scaled_up = realloc(m->job, room * sizeof(*scaled_up)),
             **queue = realloc(m->queue, room * sizeof(*queue));
-        m->job = grown ? grown : m->job;
+        m->job = scaled_up ? scaled_up : m->job;
         m->queue = queue ? queue : m->queue;
-        if (grown && queue)
+        if (scaled_up && queue)
             m->room = room;
         else
             why = "no memory for a job";

@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/contract/limits.h"
 #include "common/contract/request.h"
 
 enum {
@@ -30,7 +31,7 @@ enum {
     JOB_REASON_BYTES = 48,
     JOB_CONDITIONS_MAX = 12,
     JOB_COUNT_MAX = 10000, /* queued, running or not yet forgotten */
-    JOB_THREADS_MAX = 256, /* of a function; the engine's own bound */
+    JOB_THREADS_MAX = LIMITS_THREADS_MAX, /* of a function */
     JOB_KUBEML_PS = -1,    /* `function` of a job's kubeml-ps; its incarnation is the generation */
 };
 

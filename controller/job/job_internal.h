@@ -1,4 +1,4 @@
-/* job_internal.h: the jobs machine's parts, for job*.c alone.
+/* ps_job_internal.h: the jobs machine's parts, for job*.c alone.
  *
  * job.c         the machine: the step, what it says, restarts, who is in it
  * job_queue.c   who starts next, and the slots for it

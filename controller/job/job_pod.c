@@ -14,8 +14,8 @@
 
 #include "common/base/mutation.h"
 #include "common/base/text.h"
-#include "common/contract/ending.h"
-#include "common/round/round.h"
+#include "common/contract/exit_cause.h"
+#include "common/contract/incarnation.h"
 #include "job_internal.h"
 
 #define RETRY_MOST_MS  5000
@@ -502,7 +502,7 @@ static void function_ended(jobs *m, job *j, job_pod *p, const job_event *event)
     }
     p->phase = JOB_POD_GONE;
     p->due_ms = INT64_MAX;
-    if (!p->reason[0] || ending_is_crash(event->reason))
+    if (!p->reason[0] || exit_cause_is_crash(event->reason))
         text_print(p->reason, sizeof p->reason, "%s", event->reason);
     end_in_words(p, event->message);
     if (j->connected)

@@ -5,7 +5,7 @@
 
 #include "common/base/mutation.h"
 #include "common/base/text.h"
-#include "common/contract/ending.h"
+#include "common/contract/exit_cause.h"
 #include "job_internal.h"
 #include "policy.h"
 
@@ -141,7 +141,7 @@ static void ps_need(jobs *m, job *j, const job_event *event)
     if (same) {
         if (same->found && same->phase == JOB_POD_GIVEN) {
             /* adopted between label and specialise, or still loading */
-            text_print(same->reason, sizeof same->reason, "%s", ENDING_CONTROLLER_RESTARTED);
+            text_print(same->reason, sizeof same->reason, "%s", EXIT_CAUSE_CONTROLLER_RESTARTED);
             text_print(same->message, sizeof same->message,
                        "the controller was started again before it had loaded");
             pod_tell(m, j, same);
@@ -197,7 +197,7 @@ static void ps_epoch(jobs *m, job *j, const job_event *event)
     job_save(m, j);
 }
 
-static int grown(const job *j)
+static int scaled_up(const job *j)
 {
     int more = j->parallelism - j->request.default_parallelism;
     return job_active(j) && !j->verdict && !j->request.static_parallelism && more > 0 ? more : 0;
@@ -211,7 +211,7 @@ static int lacking(const jobs *m)
     int lacks = next ? job_wants(m, next) - m->slots : 0, lent = 0;
     for (size_t k = 0; next && k < m->count; k++) {
         lacks += job_active(m->job[k]) ? m->job[k]->parallelism : 0; /* the rest goes as it is */
-        lent += grown(m->job[k]);
+        lent += scaled_up(m->job[k]);
     }
     return lacks > 0 && lacks <= lent ? lacks : 0;
 }
@@ -238,7 +238,7 @@ static void ps_ask(jobs *m, job *j, const job_event *event)
         return;
     j->epoch = event->epoch; /* also where it had begun the next one, and an older state is back */
     if (j->decided_epoch != event->epoch) {
-        int back = lacking(m) < grown(j) ? lacking(m) : grown(j);
+        int back = lacking(m) < scaled_up(j) ? lacking(m) : scaled_up(j);
         int most = most_functions(m, j, back);
         j->trained = event->value;
         j->parallelism = policy_elastic(event->value, event->seconds, j->reference_seconds,

@@ -1,8 +1,8 @@
-/* pool.c: pods and the connections to them; pool_fill.c has how many warm ones there are.
+/* pool.c: pods and the connections to them; pool_fill.c decides how many warm pods there are.
  *
- * A pod is started generic and dialled until it says welcome; then it is warm, or goes at once to
- * the job that asked for it. It is labelled before it hears of the job. One that was given away
- * never comes back. */
+ * A pod starts generic and is dialled until it sends `welcome`. Then it is warm, or goes at once to
+ * the job that asked for it. It is labelled before it hears of the job. A pod that was given away
+ * never returns to the pool. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,27 +12,27 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/text.h"
-#include "common/contract/ending.h"
-#include "owner_internal.h"
+#include "common/contract/exit_cause.h"
+#include "job_manager_internal.h"
 
 enum {
-    REFILL_AFTER_MS = 150, /* a job that has just taken pods needs the cores more than the pool */
+    REFILL_AFTER_MS = 150, /* a job that has just taken pods needs the cores first */
     RETRY_MS = 1000,       /* after a pod of the pool did not start; doubled each time */
     RETRY_MS_MAX = 30000,
-    STUCK_MS = 10000, /* a pod that is placed and not taken by then: its node may be gone */
+    STUCK_MS = 10000, /* until a placed pod that its node has not accepted is stuck */
     STUCK_MS_MAX = 80000,
-    MADE_MS = 600000,  /* any other; a job gives up its own before (job_limits.pod_ms) */
-    PATIENCE_MAX = 32, /* times as long, but for MADE_MS: a node or its network may be slow */
+    MADE_MS = 600000,  /* until another pod is; a job gives up before (job_limits.pod_ms) */
+    PATIENCE_MAX = 32, /* factor of these waits, not of MADE_MS: a node may be slow */
 };
 
-/* What started says that pods start: the next failure waits as the first did. */
-static void forget_failures(owner *o)
+/* A pod has started, so pods can start: the next failure waits as the first did. */
+static void forget_failures(job_manager *o)
 {
     o->pool_wait_ms = RETRY_MS;
     o->patience = 1;
 }
 
-void pool_retry_later(owner *o)
+void pool_retry_later(job_manager *o)
 {
     o->pool_wait_ms = o->pool_wait_ms * 2 > RETRY_MS_MAX ? RETRY_MS_MAX : o->pool_wait_ms * 2;
     o->pool_retry_ms = clock_deadline_ms(o->pool_wait_ms);
@@ -40,7 +40,7 @@ void pool_retry_later(owner *o)
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-link_pod *pool_find(owner *o, const char *name)
+link_pod *pool_find(job_manager *o, const char *name)
 {
     for (link_pod *p = o->pods; p; p = p->next)
         if (strcmp(p->name, name) == 0)
@@ -48,7 +48,7 @@ link_pod *pool_find(owner *o, const char *name)
     return NULL;
 }
 
-link_pod *pool_of(owner *o, const char *id, int function, int incarnation)
+link_pod *pool_of(job_manager *o, const char *id, int function, int incarnation)
 {
     for (link_pod *p = o->pods; p; p = p->next)
         if (strcmp(p->job, id) == 0 && p->function == function && p->incarnation == incarnation &&
@@ -65,7 +65,7 @@ void pool_hang_up(link_pod *p)
     p->talk = TALK_NONE;
 }
 
-static void drop(owner *o, link_pod *gone)
+static void drop(job_manager *o, link_pod *gone)
 {
     for (link_pod **at = &o->pods; *at; at = &(*at)->next)
         if (*at == gone) {
@@ -77,13 +77,13 @@ static void drop(owner *o, link_pod *gone)
     free(gone);
 }
 
-void pool_close(owner *o)
+void pool_close(job_manager *o)
 {
     while (o->pods)
         drop(o, o->pods);
 }
 
-void pool_counts(const owner *o, int *functions, int *ps, int *all)
+void pool_counts(const job_manager *o, int *functions, int *ps, int *all)
 {
     *functions = *ps = *all = 0;
     for (const link_pod *p = o->pods; p; p = p->next) {
@@ -101,15 +101,20 @@ void pool_use(link_pod *p, pod_use use)
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-void pool_event(owner *o, const link_pod *p, job_event_type type, err_code code, const char *reason,
-                 const char *message)
+void pool_event(job_manager *o, const link_pod *p, job_event_type type, err_code code,
+                const char *reason, const char *message)
 {
-    owner_event(o, &(job_event){.type = type, .job = p->job, .pod = p->name,
-                                .function = p->function, .incarnation = p->incarnation,
-                                .code = code, .reason = reason, .message = message});
+    job_manager_event(o, &(job_event){.type = type,
+                                      .job = p->job,
+                                      .pod = p->name,
+                                      .function = p->function,
+                                      .incarnation = p->incarnation,
+                                      .code = code,
+                                      .reason = reason,
+                                      .message = message});
 }
 
-static void waiter_done(owner *o, link_pod *p, const err *why)
+static void waiter_done(job_manager *o, link_pod *p, const err *why)
 {
     take_waiter *w = p->waiter;
     p->waiter = NULL;
@@ -129,7 +134,7 @@ static void waiter_done(owner *o, link_pod *p, const err *why)
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-static link_pod *add(owner *o, const pod *from)
+static link_pod *add(job_manager *o, const pod *from)
 {
     link_pod *p = calloc(1, sizeof *p);
     if (!p)
@@ -148,14 +153,14 @@ static link_pod *add(owner *o, const pod *from)
     return p;
 }
 
-static link_pod *start(owner *o, pod_role role, int gpu, bool anywhere, err *e)
+static link_pod *start(job_manager *o, pod_role role, int gpu, bool anywhere, err *e)
 {
     pod_spec spec = {.role = role, .anywhere = anywhere};
     pod started;
     char random[9];
-    owner_random_hex(random, sizeof random);
+    job_manager_random_hex(random, sizeof random);
     snprintf(spec.name, sizeof spec.name, "%s-%s", role == POD_PS ? "ps" : "function", random);
-    /* CUDA takes terabytes of addresses. */
+    /* CUDA reserves terabytes of addresses. */
     spec.limits.memory_bytes =
         role == POD_FUNCTION && o->gpus == 0 ? o->controller->config.function_memory : 0;
     spec.limits.goes_first = role == POD_FUNCTION;
@@ -172,21 +177,21 @@ static link_pod *start(owner *o, pod_role role, int gpu, bool anywhere, err *e)
     pool_use(p, USE_STARTING);
     p->gpu = gpu;
     p->dial_wait_ms = POD_DIAL_MS;
-    /* Where it will be is not always known yet: pool_changed tells. */
+    /* Kubernetes may give the address later: pool_changed has it then. */
     p->dial_ms = p->address[0] ? clock_deadline_ms(POD_DIAL_MS) : INT64_MAX;
     return p;
 }
 
-/* `gpu` -1: for any, or none. */
-link_pod *pool_start(owner *o, pod_role role, int gpu, err *e)
+/* `gpu` -1: any, or none. */
+link_pod *pool_start(job_manager *o, pod_role role, int gpu, err *e)
 {
     return start(o, role, gpu, false, e);
 }
 
-/* ---- giving ---------------------------------------------------------------------------------- */
+/* ---- giving pods to jobs --------------------------------------------------------------------- */
 
-/* A pod that said welcome goes to the job in its fields. */
-static void give(owner *o, link_pod *p)
+/* Gives a pod that has sent `welcome` to the job in its fields. */
+static void give(job_manager *o, link_pod *p)
 {
     err e = ERR_INIT;
     bool shown = o->gpus_elsewhere && p->gpu >= 0;
@@ -203,15 +208,15 @@ static void give(owner *o, link_pod *p)
     pool_event(o, p, JOB_POD_READY, ERR_NONE, NULL, NULL);
 }
 
-static void tell_waiting(owner *o, const link_pod *p)
+static void tell_waiting(job_manager *o, const link_pod *p)
 {
     if (p->waits_reason[0])
         pool_event(o, p, JOB_POD_WAITING, ERR_NONE, p->waits_reason, p->waits_message);
 }
 
-/* Whether a pod can work for that function. MPS's limits are read when CUDA starts: in one that was
- * made ready on a GPU they can no longer be set. */
-static bool suits(const owner *o, const link_pod *p, const char *id, int function)
+/* Whether a pod can work for that function. CUDA reads MPS's limits when it starts: a pod that is
+ * ready on a GPU can no longer get them. */
+static bool suits(const job_manager *o, const link_pod *p, const char *id, int function)
 {
     const job *j = jobs_find(o->machine, id);
     if (p->gpu < 0)
@@ -227,16 +232,16 @@ bool pool_is_generic(const link_pod *p, pod_role role, pod_use use)
     return p->role == role && p->use == use && !p->job[0] && !p->waiter;
 }
 
-/* Its node pulls a large image, or has taken it and cannot make it. */
+/* Whether a pod has been starting for long: its node pulls a large image, or cannot make the
+ * pod. */
 static bool is_made_for_long(const link_pod *p)
 {
     return p->use == USE_STARTING && !p->address[0] && !pool_waits_for_room(p) &&
            clock_monotonic_ms() - p->since_ms >= STUCK_MS;
 }
 
-/* Of the GPUs that warm pods are on, the one where the function goes; -1: it is all the same, or
- * none of them. */
-static int gpu_chosen(const owner *o, const char *id, int function)
+/* Of the GPUs that warm pods are on, the GPU for the function; -1: any, or none of them. */
+static int gpu_chosen(const job_manager *o, const char *id, int function)
 {
     bool offered[GPU_COUNT_MAX] = {false};
     for (const link_pod *p = o->pods; p; p = p->next)
@@ -245,10 +250,11 @@ static int gpu_chosen(const owner *o, const char *id, int function)
     return jobs_gpu_choose(o->machine, id, function, offered);
 }
 
-/* The oldest; one that is ready on the function's GPU before one that is on none. A job counts on
- * none that is made for long: it gets that one all the same where it is ready first
+/* The oldest generic pod, and before it one that is ready on the function's GPU. A pod that has
+ * been starting for long is not reserved for a job; the job still gets it where it is ready first
  * (give_or_keep). `id` NULL: for no job. */
-static link_pod *find_generic(owner *o, pod_role role, pod_use use, const char *id, int function)
+static link_pod *find_generic(job_manager *o, pod_role role, pod_use use, const char *id,
+                              int function)
 {
     link_pod *oldest = NULL;
     for (link_pod *p = o->pods; p; p = p->next)
@@ -260,7 +266,7 @@ static link_pod *find_generic(owner *o, pod_role role, pod_use use, const char *
     return oldest;
 }
 
-static link_pod *find_warm(owner *o, pod_role role, const char *id, int function)
+static link_pod *find_warm(job_manager *o, pod_role role, const char *id, int function)
 {
     link_pod *oldest = NULL;
     bool placed = o->gpus_elsewhere && role == POD_FUNCTION && jobs_gpu_places(o->machine, id);
@@ -278,7 +284,7 @@ static void reserve(link_pod *p, const char *id, int function, int incarnation)
     p->incarnation = incarnation;
 }
 
-void pool_take(owner *o, const job_action *a)
+void pool_take(job_manager *o, const job_action *a)
 {
     pod_role role = a->function == JOB_KUBEML_PS ? POD_PS : POD_FUNCTION;
     o->pool_retry_ms = clock_deadline_ms(REFILL_AFTER_MS);
@@ -293,10 +299,13 @@ void pool_take(owner *o, const job_action *a)
     if (!p)
         p = pool_start(o, role, -1, &e);
     if (!p) {
-        owner_event(o,
-                    &(job_event){.type = JOB_POD_FAILED, .job = a->job->id, .function = a->function,
-                                 .incarnation = a->incarnation, .code = e.code,
-                                 .reason = "PodNotStarted", .message = e.message});
+        job_manager_event(o, &(job_event){.type = JOB_POD_FAILED,
+                                          .job = a->job->id,
+                                          .function = a->function,
+                                          .incarnation = a->incarnation,
+                                          .code = e.code,
+                                          .reason = "PodNotStarted",
+                                          .message = e.message});
         return;
     }
     reserve(p, a->job->id, a->function, a->incarnation);
@@ -306,18 +315,18 @@ void pool_take(owner *o, const job_action *a)
     tell_waiting(o, p);
 }
 
-void pool_untake(owner *o, const job_action *a)
+void pool_untake(job_manager *o, const job_action *a)
 {
     link_pod *p = pool_of(o, a->job->id, a->function, a->incarnation);
     if (!p || p->use != USE_STARTING)
-        return; /* what became of it is said already */
+        return; /* what became of it is reported already */
     pool_event(o, p, JOB_POD_FAILED, ERR_CANCELLED, "Untaken", "it is wanted no more");
     p->job[0] = '\0';
-    /* Without grace the cluster keeps the next one from a node that could not make this one. */
+    /* Without grace the cluster keeps the next pod from a node that could not make this one. */
     pool_stop(o, p->name, a->value && is_made_for_long(p) ? 0 : POD_GRACE_MS);
 }
 
-void pool_take_function(owner *o, take_waiter *w)
+void pool_take_function(job_manager *o, take_waiter *w)
 {
     err e = ERR_INIT;
     link_pod *p = find_generic(o, POD_FUNCTION, USE_WARM, NULL, -1);
@@ -341,13 +350,13 @@ void pool_take_function(owner *o, take_waiter *w)
     }
 }
 
-void pool_stop(owner *o, const char *name, int grace_ms)
+void pool_stop(job_manager *o, const char *name, int grace_ms)
 {
     link_pod *p = pool_find(o, name);
     if (p) {
         pool_use(p, USE_STOPPING);
         p->dial_ms = INT64_MAX;
-        /* one that still said it would be given to somebody */
+        /* a pod that still sent `welcome` would be given away */
         if (p->talk == TALK_WELCOME || p->dialled)
             pool_hang_up(p);
     }
@@ -358,8 +367,8 @@ void pool_stop(owner *o, const char *name, int grace_ms)
 
 /* ---- welcome --------------------------------------------------------------------------------- */
 
-/* A warm pod that nobody has asked for goes to who waits for one that is still being made. */
-static void give_or_keep(owner *o, link_pod *p)
+/* Gives a warm pod to a job whose pod is still being made, or leaves it in the pool. */
+static void give_or_keep(job_manager *o, link_pod *p)
 {
     link_pod *late = NULL;
     for (link_pod *other = o->pods; other; other = other->next)
@@ -376,8 +385,8 @@ static void give_or_keep(owner *o, link_pod *p)
     give(o, p);
 }
 
-/* It came on a GPU that has no room for whom it was started for: now it is the pool's. */
-static void refuse(owner *o, link_pod *p)
+/* The pod came on a GPU without room for its function: the pool gets it. */
+static void refuse(job_manager *o, link_pod *p)
 {
     char text[ERR_MESSAGE_BYTES];
     gpu_state gpus[GPU_COUNT_MAX];
@@ -393,7 +402,7 @@ static void refuse(owner *o, link_pod *p)
     give_or_keep(o, p);
 }
 
-void pool_welcome(owner *o, link_pod *p, const json_t *m)
+void pool_welcome(job_manager *o, link_pod *p, const json_t *m)
 {
     if (strcmp(wire_type(m), "welcome") != 0) {
         const char *message = json_string_value(json_object_get(m, "message"));
@@ -410,7 +419,7 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
         p->gpu = pool_gpu_told(o, json_object_get(m, "gpu"));
     if (p->attach) {
         const job *j = jobs_find(o->machine, p->job);
-        int after = j ? j->epochs - 1 : -1; /* the history may have one that the record has not */
+        int after = j ? j->epochs - 1 : -1; /* the history may have one more */
         p->attach = false;
         p->talk = TALK_ACCEPTED;
         pool_send(o, p, json_pack("{s:s, s:s, s:i}", "type", "attach", "id", p->job, "after_epoch",
@@ -429,14 +438,15 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
 
 /* ---- dialling -------------------------------------------------------------------------------- */
 
-/* A node that lives says at once that nobody listens yet. */
+/* Whether a node does not answer. A node that lives refuses a connection at once where nobody
+ * listens yet. */
 static bool node_is_silent(const err *why)
 {
     return why->code == ERR_TIMEOUT || why->os_errno == EHOSTUNREACH ||
            why->os_errno == ENETUNREACH;
 }
 
-static void reached(owner *o, link_pod *p)
+static void reached(job_manager *o, link_pod *p)
 {
     p->wire = steal_ptr(p->dialled);
     p->dial_ms = INT64_MAX;
@@ -447,7 +457,7 @@ static void reached(owner *o, link_pod *p)
 }
 
 /* `since_ms`: when it was dialled. */
-static void not_reached(owner *o, link_pod *p, int64_t since_ms, err *why)
+static void not_reached(job_manager *o, link_pod *p, int64_t since_ms, err *why)
 {
     pool_hang_up(p);
     p->dial_ms = INT64_MAX;
@@ -469,7 +479,7 @@ static void not_reached(owner *o, link_pod *p, int64_t since_ms, err *why)
     p->dial_ms = since_ms + p->dial_wait_ms;
 }
 
-void pool_dialled(owner *o, link_pod *p, int64_t now_ms)
+void pool_dialled(job_manager *o, link_pod *p, int64_t now_ms)
 {
     err e = ERR_INIT;
     int status = wire_dialled(p->dialled, &e);
@@ -481,8 +491,8 @@ void pool_dialled(owner *o, link_pod *p, int64_t now_ms)
         not_reached(o, p, p->dial_ms - POD_DIAL_MS_MAX, &e);
 }
 
-/* Waits for none: an address where nobody answers must not take the time of others. */
-static void dial(owner *o, link_pod *p, int64_t now_ms)
+/* Does not wait: an address where nobody answers must not delay other pods. */
+static void dial(job_manager *o, link_pod *p, int64_t now_ms)
 {
     err e = ERR_INIT;
     p->dialled = wire_dial_begin(p->address, &e);
@@ -493,18 +503,20 @@ static void dial(owner *o, link_pod *p, int64_t now_ms)
         not_reached(o, p, now_ms, &e);
 }
 
-/* Kubernetes says what it waits for (space, an image): another one would wait for the same. */
+/* Whether Kubernetes names what the pod waits for (space, an image). Another pod would wait for the
+ * same. */
 bool pool_waits_for_room(const link_pod *p)
 {
     return p->waits_reason[0] && strcmp(p->waits_reason, "ContainerCreating") != 0;
 }
 
-/* When a pod that starts counts as stuck: Kubernetes still places pods on a node that has just lost
- * its power, and keeps them there; a node that lives takes them at once, and then pulls their image
- * for as long as that is; one that was made there before has an address, at which nothing answers;
- * and where the node answers, the program may not come to listen. Once it does it may take its
- * time: it makes a GPU ready before it says welcome. */
-static int64_t stuck_at(const owner *o, const link_pod *p)
+/* When a pod that starts counts as stuck:
+ * - Kubernetes still places pods on a node that has just lost its power, and keeps them there. A
+ *   node that lives accepts them at once, and then takes its time to pull their image.
+ * - A pod made on such a node before has an address, at which nothing answers.
+ * - The node answers, but the program may never listen. Once it does, it may take its time: it
+ *   makes a GPU ready before it sends `welcome`. */
+static int64_t stuck_at(const job_manager *o, const link_pod *p)
 {
     int64_t taken = (int64_t)STUCK_MS * o->patience, silent = (int64_t)POD_DEAD_MS * o->patience;
     if (p->use != USE_STARTING)
@@ -524,9 +536,9 @@ static int64_t stuck_at(const owner *o, const link_pod *p)
     return sooner ? p->silent_ms + silent : hello_ms;
 }
 
-/* Another pod in its place, for whom it was meant for. The old one goes first: the cluster keeps
- * others from its node then. */
-static void replace(owner *o, link_pod *old)
+/* Starts another pod in place of a stuck one, for the same job or call. Stops the old one first, so
+ * that the cluster keeps new pods from its node. */
+static void replace(job_manager *o, link_pod *old)
 {
     err e = ERR_INIT;
     const char *why = old->kept_back                ? "avoids nodes, and no other takes it"
@@ -550,21 +562,21 @@ static void replace(owner *o, link_pod *old)
     old->job[0] = '\0';
 }
 
-void pool_listened(owner *o, int64_t polled_ms)
+void pool_listened(job_manager *o, int64_t polled_ms)
 {
     int64_t since = polled_ms - o->polled_ms;
     o->listened_ms += since < POD_LISTEN_MS ? since : POD_LISTEN_MS;
     o->polled_ms = polled_ms;
 }
 
-/* Of a process that stands still the connection stays, and so would its job. */
-static bool is_hung(const owner *o, const link_pod *p)
+/* Whether a kubeml-ps stands still: its connection stays open, and its job would wait for ever. */
+static bool is_hung(const job_manager *o, const link_pod *p)
 {
     return p->role == POD_PS && p->use == USE_JOB && p->talk == TALK_LIVE &&
            o->listened_ms - p->heard_ms >= POD_HUNG_MS;
 }
 
-static void give_up_hung(owner *o, link_pod *p)
+static void give_up_hung(job_manager *o, link_pod *p)
 {
     char text[64];
     snprintf(text, sizeof text, "it said nothing for %d s", POD_HUNG_MS / 1000);
@@ -573,7 +585,7 @@ static void give_up_hung(owner *o, link_pod *p)
     pool_event(o, p, JOB_PS_SILENT, ERR_TIMEOUT, NULL, text);
 }
 
-void pool_timers(owner *o, int64_t now_ms)
+void pool_timers(job_manager *o, int64_t now_ms)
 {
     bool stuck = false;
     for (link_pod *p = o->pods, *next; p; p = next) {
@@ -595,8 +607,8 @@ void pool_timers(owner *o, int64_t now_ms)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* The last lines of a pod's log that fit into `bytes`, newlines as they are. */
-static void log_evidence(owner *o, const char *name, char *out, size_t bytes)
+/* Copies the last lines of a pod's log that fit into `bytes`, newlines as they are. */
+static void log_evidence(job_manager *o, const char *name, char *out, size_t bytes)
 {
     cluster_log log;
     out[0] = '\0';
@@ -611,13 +623,13 @@ static void log_evidence(owner *o, const char *name, char *out, size_t bytes)
     if (from != text && from[-1] != '\n' && newline)
         from = newline + 1; /* whole lines where there are some */
     else if (from != text && from[-1] != '\n' && from[-1] != ' ' && space)
-        from = space + 1; /* whole words, then */
+        from = space + 1; /* else whole words */
     snprintf(out, bytes, "%s", from);
 }
 
 /* ---- changes --------------------------------------------------------------------------------- */
 
-void pool_changed(owner *o, const pod *now)
+void pool_changed(job_manager *o, const pod *now)
 {
     link_pod *p = pool_find(o, now->name);
     if (!p || p->use != USE_STARTING)
@@ -638,7 +650,7 @@ void pool_changed(owner *o, const pod *now)
         tell_waiting(o, p);
     if (now->address[0] && strcmp(p->address, now->address) != 0) {
         snprintf(p->address, sizeof p->address, "%s", now->address);
-        pool_hang_up(p);           /* who was dialled before is somebody else */
+        pool_hang_up(p);           /* the old address is another pod's now */
         pool_use(p, USE_STARTING); /* POD_HELLO_MS counts from here */
         p->silent_ms = INT64_MAX;
         p->dial_wait_ms = POD_DIAL_MS;
@@ -646,7 +658,7 @@ void pool_changed(owner *o, const pod *now)
     }
 }
 
-void pool_ended(owner *o, const pod *ended)
+void pool_ended(job_manager *o, const pod *ended)
 {
     pool_hear_out(o, ended->name);
     link_pod *p = pool_find(o, ended->name);
@@ -672,22 +684,22 @@ void pool_ended(owner *o, const pod *ended)
         pool_event(o, p, JOB_POD_FAILED, ERR_CRASHED, ended->reason, message);
     else if (p->job[0])
         pool_event(o, p, JOB_POD_ENDED, ERR_CRASHED, ended->reason, message);
-    /* A warm one that the cluster takes away had started well: another may do so at once. */
-    bool taken = p->use == USE_WARM && ending_is_disruption(ended->reason);
+    /* A warm pod that the cluster takes away had started well: another may start at once. */
+    bool taken = p->use == USE_WARM && exit_cause_is_disruption(ended->reason);
     if (generic && !asked && !taken)
         pool_retry_later(o);
     const job *j = jobs_find(o->machine, p->job);
     if (p->job[0] && (!j || j->done_told))
-        reader_archive(o, p->job, false);
-    /* Nobody reads its log any more; of one that did not start it may tell why. */
+        log_reader_archive(o, p->job, false);
+    /* Nobody reads its log any more. The log of a pod that did not start may say why, and stays. */
     if (!p->job[0] && p->use != USE_STARTING)
         o->cluster->ops->stop(o->cluster, ended->name, 0, NULL);
     if (p->job[0] && p->gpu >= 0)
-        o->look_ms = o->look_wait_ms = 0; /* there is room again, maybe where nobody is known */
+        o->look_ms = o->look_wait_ms = 0; /* there is room again, perhaps on a GPU not known yet */
     drop(o, p);
 }
 
-int64_t pool_deadline(const owner *o)
+int64_t pool_deadline(const job_manager *o)
 {
     int64_t first = o->pool_retry_ms > clock_monotonic_ms() ? o->pool_retry_ms : INT64_MAX;
     if (o->look_ms > clock_monotonic_ms() && o->look_ms < first)
@@ -697,16 +709,17 @@ int64_t pool_deadline(const owner *o)
         first = stuck_at(o, p) < first ? stuck_at(o, p) : first;
         if (p->talk == TALK_LIVE && o->polled_ms + POD_LISTEN_MS < first)
             first = o->polled_ms + POD_LISTEN_MS;
-        if (p->use == USE_WARM && p->since_ms + OWNER_POOL_IDLE_MS + 1 > clock_monotonic_ms() &&
-            p->since_ms + OWNER_POOL_IDLE_MS + 1 < first)
-            first = p->since_ms + OWNER_POOL_IDLE_MS + 1;
+        if (p->use == USE_WARM &&
+            p->since_ms + JOB_MANAGER_POOL_IDLE_MS + 1 > clock_monotonic_ms() &&
+            p->since_ms + JOB_MANAGER_POOL_IDLE_MS + 1 < first)
+            first = p->since_ms + JOB_MANAGER_POOL_IDLE_MS + 1;
     }
     return first;
 }
 
 /* ---- after a restart ------------------------------------------------------------------------- */
 
-static void found(owner *o, const pod *from)
+static void found(job_manager *o, const pod *from)
 {
     link_pod *p = add(o, from);
     if (!p)
@@ -714,20 +727,20 @@ static void found(owner *o, const pod *from)
     pool_use(p, from->job[0] ? USE_JOB : USE_STARTING);
     p->gpu = o->gpus_elsewhere && from->job[0] ? pool_gpu_shown(o, &from->gpu) : -1;
     if (!from->job[0]) {
-        /* Generic as far as its labels say; what it was used for without them is over: its wire was
-         * the old controller's, and one that served a model must not come back. */
+        /* Only its labels say that it is generic. It may have served a model, and its connection
+         * was the old controller's, so it must not be used again. */
         pool_stop(o, p->name, POD_GRACE_MS);
         return;
     }
-    owner_event(o, &(job_event){.type = JOB_POD_FOUND,
-                                .job = p->job,
-                                .pod = p->name,
-                                .function = p->function,
-                                .incarnation = p->incarnation,
-                                .value = o->gpus_elsewhere ? p->gpu + 1 : 0});
+    job_manager_event(o, &(job_event){.type = JOB_POD_FOUND,
+                                      .job = p->job,
+                                      .pod = p->name,
+                                      .function = p->function,
+                                      .incarnation = p->incarnation,
+                                      .value = o->gpus_elsewhere ? p->gpu + 1 : 0});
 }
 
-void pool_find_all(owner *o)
+void pool_find_all(job_manager *o)
 {
     size_t count = 0;
     cleanup_free pod *all = NULL;
@@ -740,13 +753,14 @@ void pool_find_all(owner *o)
     for (size_t i = 0; i < count; i++)
         if (all[i].phase != POD_ENDED)
             found(o, &all[i]);
-    /* The ends that nobody saw: of a job that goes on, the machine misses the pod by itself. */
+    /* Drops the ends that happened before: the machine notices a missing pod of a job that goes
+     * on. */
     pod ended;
     while (o->cluster->ops->next_event(o->cluster, &ended, &e) > 0)
         ;
     for (size_t i = 0; i < count; i++)
         if (all[i].phase == POD_ENDED && all[i].job[0] && !jobs_find(o->machine, all[i].job))
-            reader_archive(o, all[i].job, false);
+            log_reader_archive(o, all[i].job, false);
         else if (all[i].phase == POD_ENDED && !all[i].job[0])
             o->cluster->ops->stop(o->cluster, all[i].name, 0, NULL);
 }

@@ -1,16 +1,16 @@
-/* pool_gpu.c: the GPUs that pods have shown, where others hand them out. */
+/* pool_gpu.c: the GPUs that pods have reported, where the cluster hands them out. */
 #include <stdio.h>
 #include <string.h>
 
 #include "common/base/log.h"
-#include "owner_internal.h"
+#include "job_manager_internal.h"
 
-bool pool_pods_have_gpus(const owner *o)
+bool pool_pods_have_gpus(const job_manager *o)
 {
     return o->cluster->ops->pod_gpus && o->cluster->ops->pod_gpus(o->cluster) > 0;
 }
 
-int pool_gpu_shown(owner *o, const cluster_gpu *gpu)
+int pool_gpu_shown(job_manager *o, const cluster_gpu *gpu)
 {
     if (!gpu->id[0] || gpu->memory_bytes == 0)
         return -1;
@@ -30,7 +30,7 @@ int pool_gpu_shown(owner *o, const cluster_gpu *gpu)
     return at;
 }
 
-int pool_gpu_told(owner *o, const json_t *told)
+int pool_gpu_told(job_manager *o, const json_t *told)
 {
     cluster_gpu gpu = {0};
     const char *id = json_string_value(json_object_get(told, "id"));
@@ -43,8 +43,8 @@ int pool_gpu_told(owner *o, const json_t *told)
     return pool_gpu_shown(o, &gpu);
 }
 
-/* With the last pod on it a GPU is known no more. */
-void pool_gpu_forget(owner *o, int gpu)
+/* With its last pod a GPU is unknown again. */
+void pool_gpu_forget(job_manager *o, int gpu)
 {
     if (!o->gpus_elsewhere || gpu < 0)
         return;

@@ -1,5 +1,5 @@
-/* pool_talk.c: what is said to pods and what they say: frames of architecture.md to events of the
- * machine and back. Which pod is whose is pool.c's. */
+/* pool_talk.c: frames to and from pods: frames of protocol.md to events of the machine and back.
+ * pool.c decides which pod is whose. */
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,18 +12,15 @@
 #include "common/base/log.h"
 #include "common/base/text.h"
 #include "controller/ha/store_watch.h"
-#include "kernels/engine.h"
-#include "owner_internal.h"
+#include "job_manager_internal.h"
 
 enum {
-    LAST_WORDS_MAX = 64, /* messages of a pod that has ended */
-    A_TURN_MAX = 64,     /* of any other, before those beside it are heard */
+    LAST_WORDS_MAX = 64, /* messages read from a pod that has ended */
+    A_TURN_MAX = 64,     /* of any other, before the next pod's are read */
 };
 
-_Static_assert((int)JOB_THREADS_MAX == (int)ENGINE_THREADS_MAX, "a function takes what it is told");
-
-/* The kubeml-ps that a job talks to. */
-static link_pod *ps_of(owner *o, const char *id)
+/* The kubeml-ps of a job. */
+static link_pod *ps_of(job_manager *o, const char *id)
 {
     for (link_pod *p = o->pods; p; p = p->next)
         if (p->role == POD_PS && p->use == USE_JOB && strcmp(p->job, id) == 0)
@@ -31,15 +28,16 @@ static link_pod *ps_of(owner *o, const char *id)
     return NULL;
 }
 
-/* ---- talking --------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
-/* Closed by the other side: its process has ended, and its node could say so. */
+/* Whether a peer fell silent. Where it closed the connection, its process has ended and its node
+ * lives. */
 static bool is_silent(const err *why)
 {
     return why->code == ERR_TIMEOUT || why->code == ERR_IO;
 }
 
-void pool_broken(owner *o, link_pod *p, const err *why)
+void pool_broken(job_manager *o, link_pod *p, const err *why)
 {
     pod_talk talk = p->talk;
     pool_hang_up(p);
@@ -53,14 +51,14 @@ void pool_broken(owner *o, link_pod *p, const err *why)
     } else if (p->use == USE_JOB && p->role == POD_PS) {
         pool_event(o, p, JOB_PS_CLOSED, ERR_UNAVAILABLE, NULL, why->message);
     } else if (p->use == USE_JOB && (talk == TALK_SPECIALISED || talk == TALK_TURN)) {
-        /* What is no message, another process of the same code would say as well. */
+        /* Another process of the same code would send the same nonsense. */
         bool nonsense = why->code == ERR_CORRUPT;
         pool_event(o, p, JOB_UNSPECIALISED, nonsense ? ERR_CORRUPT : ERR_UNAVAILABLE,
                    nonsense ? NULL : "ConnectionLost", why->message);
     }
 }
 
-void pool_send(owner *o, link_pod *p, json_t *message)
+void pool_send(job_manager *o, link_pod *p, json_t *message)
 {
     err e = ERR_INIT;
     if (!message)
@@ -72,7 +70,7 @@ void pool_send(owner *o, link_pod *p, json_t *message)
         pool_broken(o, p, &e);
 }
 
-void pool_tell(owner *o, const char *id, json_t *message)
+void pool_tell(job_manager *o, const char *id, json_t *message)
 {
     link_pod *p = ps_of(o, id);
     if (p && p->wire)
@@ -81,19 +79,21 @@ void pool_tell(owner *o, const char *id, json_t *message)
         json_decref(message); /* the machine knows that there is no connection */
 }
 
-void pool_send_job(owner *o, const job_action *a)
+void pool_send_job(job_manager *o, const job_action *a)
 {
     link_pod *p = pool_find(o, a->pod);
-    side *s = sides_find(o, a->job->id);
+    job_context *s = job_context_find(o, a->job->id);
     if (!p || !p->wire || !s) {
-        owner_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id,
-                                    .code = ERR_UNAVAILABLE, .message = "the pod is gone"});
+        job_manager_event(o, &(job_event){.type = JOB_PS_CLOSED,
+                                          .job = a->job->id,
+                                          .code = ERR_UNAVAILABLE,
+                                          .message = "the pod is gone"});
         return;
     }
     err e = ERR_INIT;
-    if (sides_access(o, s, a->job, &e)) {
-        /* A store that is away is told by itself. */
-        owner_event(
+    if (job_context_access(o, s, a->job, &e)) {
+        /* A store that is away is a reason of its own (StoreDown): the job tries again. */
+        job_manager_event(
             o, &(job_event){.type = err_retry_may_help(e.code) ? JOB_PS_CLOSED : JOB_PS_REFUSED,
                             .job = a->job->id,
                             .code = e.code,
@@ -107,18 +107,20 @@ void pool_send_job(owner *o, const job_action *a)
     json_t *message = json_pack(
         "{s:s, s:s, s:s, s:o, s:O, s:O, s:s, s:s, s:b, s:i, s:i, s:i, s:O*}", "type", "job", "id",
         s->id, "secret", s->secret, "request", request_json(&a->job->request), "function",
-        s->function, "dataset", s->dataset, "store", s->locator, "shm_dir", OWNER_SEGMENT_DIR,
+        s->function, "dataset", s->dataset, "store", s->locator, "shm_dir", JOB_MANAGER_SEGMENT_DIR,
         "resume", a->job->resumed, "parallelism", a->job->parallelism, "slots_max",
         a->job->functions_max, "generation", a->job->generation, "plan", s->plan);
     pool_send(o, p, message);
 }
 
-void pool_attach(owner *o, const job_action *a)
+void pool_attach(job_manager *o, const job_action *a)
 {
     link_pod *p = pool_find(o, a->pod);
     if (!p) {
-        owner_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id,
-                                    .code = ERR_UNAVAILABLE, .message = "the pod is gone"});
+        job_manager_event(o, &(job_event){.type = JOB_PS_CLOSED,
+                                          .job = a->job->id,
+                                          .code = ERR_UNAVAILABLE,
+                                          .message = "the pod is gone"});
         return;
     }
     pool_hang_up(p);
@@ -128,10 +130,10 @@ void pool_attach(owner *o, const job_action *a)
     p->dial_ms = clock_monotonic_ms();
 }
 
-/* Pods elsewhere do not have our files, and what a database gave us is no file: the object's bytes
- * are in the message, in base64. So that function pods, where user code runs, need no more of the
+/* The object's bytes in base64, for the message: pods elsewhere do not have our files, and an
+ * object from a database is no file. So function pods, where user code runs, need no more of the
  * store than their dataset. NULL on error. */
-static json_t *object_text(side *s, err *e)
+static json_t *object_text(job_context *s, err *e)
 {
     int fd;
     uint64_t len = blob_size(s->object);
@@ -155,8 +157,8 @@ static json_t *object_text(side *s, err *e)
     return out;
 }
 
-/* What computes: the function's own GPU where it is placed on one, or the one its pod has. */
-static const char *backend_of(const owner *o, const job *j, int function)
+/* The backend: the GPU on which the function is placed, or its pod's own, or the CPU. */
+static const char *backend_of(const job_manager *o, const job *j, int function)
 {
     bool gpu = job_gpu(j, function) >= 0 || pool_pods_have_gpus(o);
     if (j->request.device == DEVICE_CUDA)
@@ -164,14 +166,16 @@ static const char *backend_of(const owner *o, const job *j, int function)
     return gpu && j->request.device == DEVICE_AUTO ? "auto" : "cpu";
 }
 
-/* What the function is booked with on its GPU, which it is held to; NULL: it is on none of ours. */
-static json_t *booked_on(const owner *o, const job *j, int gpu)
+/* The memory that the function is booked with on its GPU, which is its limit; NULL: it is on no GPU
+ * that the controller places. */
+static json_t *booked_on(const job_manager *o, const job *j, int gpu)
 {
     gpu_state all = {.memory_bytes = gpu < 0 ? 0 : o->gpu[gpu].memory_bytes};
     return gpu < 0 ? NULL : json_integer((json_int_t)gpu_share_bytes(&all, j->request.gpu));
 }
 
-static int specialise_message(owner *o, const job_action *a, side *s, json_t **out, err *e)
+static int specialise_message(job_manager *o, const job_action *a, job_context *s, json_t **out,
+                              err *e)
 {
     bool local = strcmp(o->controller->config.cluster, "local") == 0 &&
                  !store_watch_is_far(o->controller->watch);
@@ -195,8 +199,8 @@ static int specialise_message(owner *o, const job_action *a, side *s, json_t **o
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");
 }
 
-/* It runs what is known once, while it waits: its job finds it loaded. */
-void pool_tell_known(owner *o, link_pod *p)
+/* The pod runs what was measured once, while it waits: its job finds it loaded. */
+void pool_tell_known(job_manager *o, link_pod *p)
 {
     bool gpu = p->gpu >= 0 || pool_pods_have_gpus(o);
     json_t *known = gpu && pool_is_generic(p, POD_FUNCTION, USE_WARM) ? algorithms_known(o) : NULL;
@@ -204,9 +208,9 @@ void pool_tell_known(owner *o, link_pod *p)
         pool_send(o, p, json_pack("{s:s, s:o}", "type", "known", "algorithms", known));
 }
 
-/* Whether another function of the job is about to measure what this one would: on GPUs, where
- * nobody has yet. Those of a process of their own are one function here. */
-static bool is_measured_now(const owner *o, const job_action *a, const side *s)
+/* Whether another function of the job is measuring what this function would measure: on a GPU,
+ * where no function of this kind has measured yet. Functions that share a process count as one. */
+static bool is_measured_now(const job_manager *o, const job_action *a, const job_context *s)
 {
     if (a->job->request.process == PROCESS_SHARED ||
         strcmp(backend_of(o, a->job, a->function), "cpu") == 0 || algorithms_measured(o, s, a->job))
@@ -218,16 +222,16 @@ static bool is_measured_now(const owner *o, const job_action *a, const side *s)
     return false;
 }
 
-void pool_specialise(owner *o, const job_action *a)
+void pool_specialise(job_manager *o, const job_action *a)
 {
     link_pod *p = pool_find(o, a->pod);
-    side *s = sides_find(o, a->job->id);
+    job_context *s = job_context_find(o, a->job->id);
     job_event failed = {.type = JOB_UNSPECIALISED, .job = a->job->id, .function = a->function,
                         .incarnation = a->incarnation, .code = ERR_UNAVAILABLE,
                         .reason = "ConnectionLost", .message = "the pod is gone"};
     err e = ERR_INIT;
     if (!p || !p->wire || !s || !s->access) {
-        owner_event(o, &failed);
+        job_manager_event(o, &failed);
         return;
     }
     if (is_measured_now(o, a, s)) {
@@ -235,18 +239,18 @@ void pool_specialise(owner *o, const job_action *a)
         return;
     }
     json_t *message;
-    if (sides_open_object(o, s, &e) || specialise_message(o, a, s, &message, &e)) {
+    if (job_context_open_object(o, s, &e) || specialise_message(o, a, s, &message, &e)) {
         failed.code = e.code;
         failed.reason = "ObjectMissing";
         failed.message = e.message;
-        owner_event(o, &failed);
+        job_manager_event(o, &failed);
         return;
     }
     p->talk = TALK_SPECIALISED;
     pool_send(o, p, message);
 }
 
-void pool_specialise_waiting(owner *o)
+void pool_specialise_waiting(job_manager *o)
 {
     for (link_pod *p = o->pods, *next; p; p = next) {
         next = p->next;
@@ -261,7 +265,7 @@ void pool_specialise_waiting(owner *o)
     }
 }
 
-/* ---- hearing --------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 static int number_of(const json_t *m, const char *key)
 {
@@ -279,8 +283,9 @@ static void note(int64_t *time)
         *time = clock_monotonic_ms();
 }
 
-/* User code that is being loaded finds the connection: it may say anything on it, once. */
-static void on_function(owner *o, link_pod *p, const json_t *m)
+/* User code that is being loaded can reach the connection: its first frame, whatever it is, is the
+ * last one read. */
+static void on_function(job_manager *o, link_pod *p, const json_t *m)
 {
     bool done = strcmp(wire_type(m), "specialised") == 0;
     if (p->talk != TALK_SPECIALISED || (!done && strcmp(wire_type(m), "failed") != 0)) {
@@ -289,9 +294,9 @@ static void on_function(owner *o, link_pod *p, const json_t *m)
         pool_broken(o, p, &e);
         return;
     }
-    side *s = sides_find(o, p->job);
+    job_context *s = job_context_find(o, p->job);
     if (done && s && !s->times.training)
-        s->times.functions = clock_monotonic_ms(); /* the last one's counts */
+        s->times.functions = clock_monotonic_ms(); /* the last function's counts */
     if (done && s && text_of(m, "averaging")[0])
         text_print(s->averaging, sizeof s->averaging, "its functions share one process; %s",
                    text_of(m, "averaging"));
@@ -326,7 +331,7 @@ static json_t *epoch_json(const json_t *m)
     return out;
 }
 
-/* Where the epoch's time went: how long functions waited for data shows here. */
+/* Sets where the epoch's time went, including how long functions waited for data. */
 static void set_stages(controller_metrics *g, const char *id, const json_t *m)
 {
     static const char *const stages[] = {"fetch",   "load",  "convert",  "train",
@@ -337,9 +342,9 @@ static void set_stages(controller_metrics *g, const char *id, const json_t *m)
                    stages[i], NULL);
 }
 
-/* Another kubeml-ps, which could not be heard, may have committed epochs: the history has them. Not
- * more than `epochs`: the next one is told by itself. */
-static void catch_up(owner *o, side *s, int epochs)
+/* Adds epochs from the history that another kubeml-ps committed while the controller could not hear
+ * it; not more than `epochs`, since the next epoch is reported by itself. */
+static void catch_up(job_manager *o, job_context *s, int epochs)
 {
     size_t had = json_array_size(s->epochs), i;
     cleanup_json json_t *all = NULL;
@@ -351,32 +356,33 @@ static void catch_up(owner *o, side *s, int epochs)
         if (i >= had && i < (size_t)epochs)
             json_array_append(s->epochs, epoch);
     }
-    sides_show(o, s, had);
+    job_context_show(o, s, had);
 }
 
-/* One may be told again after an attach, where the last controller's record may not have had it. */
-static void on_epoch(owner *o, link_pod *p, const json_t *m)
+/* An epoch may be reported again after an attach, where the last controller's record may lack
+ * it. */
+static void on_epoch(job_manager *o, link_pod *p, const json_t *m)
 {
-    side *s = sides_find(o, p->job);
+    job_context *s = job_context_find(o, p->job);
     int epoch = number_of(m, "epoch");
     if (!s)
         return;
     catch_up(o, s, epoch);
-    if (epoch == (int)json_array_size(s->epochs)) {      /* those before it could be read */
-        json_array_append_new(s->epochs, epoch_json(m)); /* followers hear it at the turn's end */
-        sides_show(o, s, json_array_size(s->epochs) - 1);
+    if (epoch == (int)json_array_size(s->epochs)) {      /* false: no history */
+        json_array_append_new(s->epochs, epoch_json(m)); /* sent at the turn's end */
+        job_context_show(o, s, json_array_size(s->epochs) - 1);
         set_stages(&o->controller->metrics, p->job, m);
     }
-    owner_event(o, &(job_event){.type = JOB_PS_EPOCH,
-                                .job = p->job,
-                                .epoch = epoch,
-                                .value = number_of(m, "parallelism"),
-                                .seconds = real_of(m, "seconds")});
+    job_manager_event(o, &(job_event){.type = JOB_PS_EPOCH,
+                                      .job = p->job,
+                                      .epoch = epoch,
+                                      .value = number_of(m, "parallelism"),
+                                      .seconds = real_of(m, "seconds")});
 }
 
-static void on_finished(owner *o, link_pod *p, const json_t *m)
+static void on_finished(job_manager *o, link_pod *p, const json_t *m)
 {
-    side *s = sides_find(o, p->job);
+    job_context *s = job_context_find(o, p->job);
     job_event v = {.type = JOB_PS_FINISHED, .job = p->job, .reason = text_of(m, "reason"),
                    .message = text_of(m, "message"), .value = number_of(m, "epochs"),
                    .state = JOB_FAILED};
@@ -386,12 +392,12 @@ static void on_finished(owner *o, link_pod *p, const json_t *m)
         snprintf(s->sha256, sizeof s->sha256, "%s", text_of(m, "sha256"));
         catch_up(o, s, v.value);
     }
-    owner_event(o, &v);
+    job_manager_event(o, &v);
 }
 
-static void on_accepted(owner *o, link_pod *p)
+static void on_accepted(job_manager *o, link_pod *p)
 {
-    side *s = sides_find(o, p->job);
+    job_context *s = job_context_find(o, p->job);
     if (s) {
         note(&s->times.ps);
         s->sha256[0] = '\0'; /* from here on it has other weights */
@@ -400,7 +406,7 @@ static void on_accepted(owner *o, link_pod *p)
     pool_event(o, p, JOB_PS_ACCEPTED, ERR_NONE, NULL, NULL);
 }
 
-static void note_averaging(owner *o, side *s, const char *path, const char *text)
+static void note_averaging(job_manager *o, job_context *s, const char *path, const char *text)
 {
     metric *gauge = o->controller->metrics.averaging;
     text_print(s->averaging, sizeof s->averaging, "%s", text);
@@ -408,30 +414,30 @@ static void note_averaging(owner *o, side *s, const char *path, const char *text
     metric_set(gauge, 1, s->id, path, NULL);
 }
 
-/* Where functions are processes of their own it is the carrier that decides. A shared process says
- * it itself. */
-static void decide_averaging(owner *o, side *s)
+/* Where each function is a process of its own, the tensor path decides where models are averaged. A
+ * shared process reports it itself. */
+static void decide_averaging(job_manager *o, job_context *s)
 {
-    average_choice choice;
+    reduce_placement choice;
     const job *j = jobs_find(o->machine, s->id);
     if (j && j->request.process == PROCESS_SHARED)
         return;
-    average_facts facts = {.functions = 1,
-                           .carrier = text_of(json_object_get(s->access, "model"), "carrier")};
-    if (average_choose(&facts, &choice, NULL) == 0)
-        note_averaging(o, s, average_path_name(choice.path), choice.text);
+    reduce_facts facts = {.functions = 1,
+                          .tensor_path = text_of(json_object_get(s->access, "model"), "carrier")};
+    if (reduce_placement_choose(&facts, &choice, NULL) == 0)
+        note_averaging(o, s, reduce_path_name(choice.path), choice.text);
 }
 
-static void on_access(owner *o, link_pod *p, const json_t *m)
+static void on_access(job_manager *o, link_pod *p, const json_t *m)
 {
-    side *s = sides_find(o, p->job);
+    job_context *s = job_context_find(o, p->job);
     if (!s)
         return;
     json_decref(s->access);
     s->access = json_deep_copy(m);
     json_object_del(s->access, "type");
     decide_averaging(o, s);
-    owner_event(o, &(job_event){.type = JOB_PS_ACCESS, .job = p->job});
+    job_manager_event(o, &(job_event){.type = JOB_PS_ACCESS, .job = p->job});
     if (o->cluster->ops->publish)
         o->cluster->ops->publish(o->cluster, p->name, p->job, json_object_get(s->access, "model"));
     const job *j = jobs_find(o->machine, s->id);
@@ -439,18 +445,18 @@ static void on_access(owner *o, link_pod *p, const json_t *m)
         o->cluster->ops->let_meet(o->cluster, p->name, p->job);
 }
 
-static void observe(owner *o, const char *part, int64_t from, int64_t to)
+static void observe(job_manager *o, const char *part, int64_t from, int64_t to)
 {
     if (from && to >= from)
         metric_observe(o->controller->metrics.start_seconds, (double)(to - from) / 1000.0, part,
                        NULL, NULL);
 }
 
-/* A batch is trained, the start is over: where its time went. A controller that came later does not
- * know when it began: the record's word stays. */
-static void on_begun(owner *o, const link_pod *p)
+/* The first batch is trained: observes where the time of the start went. A later controller does
+ * not know when the job was submitted, and keeps the record's figures. */
+static void on_begun(job_manager *o, const link_pod *p)
 {
-    side *s = sides_find(o, p->job);
+    job_context *s = job_context_find(o, p->job);
     if (!s || s->times.training || s->start_ms)
         return;
     job_times *t = &s->times;
@@ -464,15 +470,18 @@ static void on_begun(owner *o, const link_pod *p)
     observe(o, "total", t->submitted, t->training);
 }
 
-static void on_phase(owner *o, const link_pod *p, const json_t *m)
+static void on_phase(job_manager *o, const link_pod *p, const json_t *m)
 {
-    owner_event(o, &(job_event){.type = JOB_PS_PHASE, .job = p->job, .phase = text_of(m, "phase"),
-                                .epoch = number_of(m, "epoch"), .round = number_of(m, "round")});
+    job_manager_event(o, &(job_event){.type = JOB_PS_PHASE,
+                                      .job = p->job,
+                                      .phase = text_of(m, "phase"),
+                                      .epoch = number_of(m, "epoch"),
+                                      .round = number_of(m, "round")});
 }
 
-static void on_averaging(owner *o, const link_pod *p, const json_t *m)
+static void on_averaging(job_manager *o, const link_pod *p, const json_t *m)
 {
-    side *s = sides_find(o, p->job);
+    job_context *s = job_context_find(o, p->job);
     const job *j = jobs_find(o->machine, p->job);
     if (!s || !j)
         return;
@@ -480,7 +489,7 @@ static void on_averaging(owner *o, const link_pod *p, const json_t *m)
     jobs_save(o, j);
 }
 
-static void on_ps(owner *o, link_pod *p, const json_t *m)
+static void on_ps(job_manager *o, link_pod *p, const json_t *m)
 {
     const char *type = wire_type(m);
     job_event v = {.job = p->job, .function = number_of(m, "function"),
@@ -489,17 +498,17 @@ static void on_ps(owner *o, link_pod *p, const json_t *m)
     if (strcmp(type, "refused") == 0 && p->talk == TALK_ACCEPTED) {
         v.type = JOB_PS_REFUSED;
         v.code = err_from_name(text_of(m, "code"));
-        owner_event(o, &v);
+        job_manager_event(o, &v);
         return;
     }
-    /* An attach is answered by what is told first. */
+    /* The first report after `attach` is its answer. */
     if (p->talk == TALK_ACCEPTED)
         on_accepted(o, p);
     if (strcmp(type, "access") == 0) {
         on_access(o, p, m);
     } else if (strcmp(type, "need") == 0 || strcmp(type, "release") == 0) {
         v.type = type[0] == 'n' ? JOB_PS_NEED : JOB_PS_RELEASE;
-        owner_event(o, &v);
+        job_manager_event(o, &v);
     } else if (strcmp(type, "phase") == 0) {
         on_phase(o, p, m);
     } else if (strcmp(type, "begun") == 0) {
@@ -507,15 +516,17 @@ static void on_ps(owner *o, link_pod *p, const json_t *m)
     } else if (strcmp(type, "epoch") == 0) {
         on_epoch(o, p, m);
     } else if (strcmp(type, "ask") == 0) {
-        owner_event(o, &(job_event){
-                           .type = JOB_PS_ASK, .job = p->job, .epoch = number_of(m, "epoch"),
-                           .value = number_of(m, "parallelism"), .seconds = real_of(m, "seconds")});
+        job_manager_event(o, &(job_event){.type = JOB_PS_ASK,
+                                          .job = p->job,
+                                          .epoch = number_of(m, "epoch"),
+                                          .value = number_of(m, "parallelism"),
+                                          .seconds = real_of(m, "seconds")});
     } else if (strcmp(type, "condition") == 0) {
         const json_t *status = json_object_get(m, "status");
         v.type = JOB_PS_CONDITION;
         v.status = json_is_string(status) ? strcmp(json_string_value(status), "True") == 0
                                           : json_is_true(status);
-        owner_event(o, &v);
+        job_manager_event(o, &v);
     } else if (strcmp(type, "averaging") == 0) {
         on_averaging(o, p, m);
     } else if (strcmp(type, "usage") == 0) {
@@ -527,7 +538,7 @@ static void on_ps(owner *o, link_pod *p, const json_t *m)
     }
 }
 
-static void on_message(owner *o, link_pod *p, const json_t *m)
+static void on_message(job_manager *o, link_pod *p, const json_t *m)
 {
     if (p->talk == TALK_WELCOME)
         pool_welcome(o, p, m);
@@ -537,9 +548,9 @@ static void on_message(owner *o, link_pod *p, const json_t *m)
         on_ps(o, p, m);
 }
 
-/* wire_receive's 1, 0 or -1. The message may close the connection (specialised) or end the pod's
- * entry. */
-static int take_message(owner *o, link_pod *p, err *e)
+/* Reads one message: wire_receive's 1, 0 or -1. The message may close the connection (specialised)
+ * or free the pod's entry. */
+static int take_message(job_manager *o, link_pod *p, err *e)
 {
     cleanup_json json_t *m = NULL;
     int got = wire_receive(p->wire, &m, e);
@@ -548,7 +559,7 @@ static int take_message(owner *o, link_pod *p, err *e)
     return got;
 }
 
-void pool_readable(owner *o, link_pod *p)
+void pool_readable(job_manager *o, link_pod *p)
 {
     err e = ERR_INIT;
     p->more = false;
@@ -567,11 +578,11 @@ void pool_readable(owner *o, link_pod *p)
     p->more = p->wire != NULL;
 }
 
-void pool_hear_out(owner *o, const char *name)
+void pool_hear_out(job_manager *o, const char *name)
 {
     err e = ERR_INIT;
     link_pod *p = pool_find(o, name);
-    /* One that is lost, but talks on somewhere, keeps nobody here. */
+    /* A lost pod that still talks somewhere must not hold up the job manager. */
     for (int i = 0; i < LAST_WORDS_MAX && p && p->wire && p->use == USE_JOB; i++) {
         if (take_message(o, p, &e) <= 0)
             return;

@@ -8,6 +8,7 @@
 
 #include "common/base/digest.h"
 #include "common/base/json_read.h"
+#include "common/contract/job_options.h"
 #include "kube_pods.h"
 
 static bool is(const char *a, const char *b)
@@ -45,58 +46,29 @@ const char *kube_trainjob_job(const json_t *object)
 
 /* ---- spec and request ------------------------------------------------------------------------ */
 
-/* The same thing in the custom resource and in the API. */
-static const struct {
-    const char *spec, *request;
-    bool option;
-} names[] = {
-    {"function", "function_name", false},
-    {"dataset", "dataset", false},
-    {"init", "init", false},
-    {"initWithout", "init_without", false},
-    {"epochs", "epochs", false},
-    {"batchSize", "batch_size", false},
-    {"lr", "lr", false},
-    {"parallelism", "default_parallelism", true},
-    {"staticParallelism", "static_parallelism", true},
-    {"k", "k", true},
-    {"validateEvery", "validate_every", true},
-    {"goalAccuracy", "goal_accuracy", true},
-    {"mode", "mode", true},
-    {"merge", "merge", true},
-    {"priority", "priority", true},
-    {"seed", "seed", true},
-    {"optimizerState", "optimizer_state", true},
-    {"process", "process", true},
-    {"onLoss", "on_loss", true},
-    {"device", "device", true},
-    {"gpu", "gpu", true},
-    {"activeDeadlineSeconds", "active_deadline_seconds", true},
-    {"backoffLimit", "backoff_limit", true},
-    {"ttlSecondsAfterFinished", "ttl_seconds_after_finished", true},
-};
-
+/* Objects such as `gpu` are the same in both: their rows have no name of their own in a spec. */
 json_t *kube_trainjob_request(const json_t *spec)
 {
-    json_t *request = json_object(), *options = json_object();
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        json_t *value = json_object_get(spec, names[i].spec);
+    json_t *asked = json_object(), *options = json_object();
+    for (const job_option *o = job_options; o->name; o++) {
+        json_t *value = o->spec ? json_object_get(spec, o->spec) : NULL;
         if (value)
-            json_object_set_new(names[i].option ? options : request, names[i].request,
+            json_object_set_new(o->in == IN_OPTIONS ? options : asked, o->name,
                                 json_deep_copy(value));
     }
-    json_object_set_new(request, "options", options);
-    return request;
+    json_object_set_new(asked, "options", options);
+    return asked;
 }
 
-json_t *kube_trainjob_spec(const json_t *request)
+json_t *kube_trainjob_spec(const json_t *asked)
 {
     json_t *spec = json_object();
-    const json_t *options = json_object_get(request, "options");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        json_t *value = json_object_get(names[i].option ? options : request, names[i].request);
-        if (value && !json_is_null(value) && !(json_is_string(value) && !*json_string_value(value)))
-            json_object_set_new(spec, names[i].spec, json_deep_copy(value));
+    const json_t *options = json_object_get(asked, "options");
+    for (const job_option *o = job_options; o->name; o++) {
+        json_t *value = json_object_get(o->in == IN_OPTIONS ? options : asked, o->name);
+        if (o->spec && value && !json_is_null(value) &&
+            !(json_is_string(value) && !*json_string_value(value)))
+            json_object_set_new(spec, o->spec, json_deep_copy(value));
     }
     return spec;
 }
@@ -121,7 +93,7 @@ typedef struct writing {
     const char *now;
 } writing;
 
-/* Kubernetes writes reasons in CamelCase; ours may be a state or a phase of the job. */
+/* Kubernetes writes reasons in CamelCase; a reason here may be a state or a phase of the job. */
 static json_t *reason_json(const char *word)
 {
     return json_sprintf("%c%s", toupper((unsigned char)*word), word + 1);
@@ -140,14 +112,14 @@ static void put(writing *w, const char *type, bool yes, const char *reason, cons
                                     "lastTransitionTime", since));
 }
 
-/* What makes a job inexact because it was asked for: merge: nccl, on_loss: continue. */
+/* Whether the request itself makes the job inexact: merge: nccl, on_loss: continue. */
 static bool is_wanted(const char *reason)
 {
     return is(reason, "NcclOrder") || is(reason, "LeftOut");
 }
 
-/* The job's own condition that says what is wrong with it, or NULL; not that it is slow, which
- * hides none of the others. */
+/* The job's condition that shows what is wrong with it, or NULL. GpuUnused only makes the job slow,
+ * and does not count, so that it hides no other. */
 static const json_t *raised(const json_t *task)
 {
     json_t *one;
@@ -164,9 +136,10 @@ static const json_t *raised(const json_t *task)
     return NULL;
 }
 
-/* What each second, or each start and end of another job, would make another status is left out: of
- * a job that waits for its next try the seconds until then, of one that waits for room what others
- * hold of it, which its text (job_record.c) says behind what it needs. */
+/* The task's message without what changes all the time, since each change would be a new status.
+ * For a job that waits for its next try, leaves out the seconds until then. For a job that waits
+ * for room, leaves out what other jobs hold, which its text (job_record.c) has after what the job
+ * needs. */
 static const char *message_of(const json_t *task, char cut[ERR_MESSAGE_BYTES])
 {
     const char *reason = text_of(task, "reason"), *message = text_of(task, "message");
@@ -230,7 +203,7 @@ static void copy(json_t *to, const char *key, const json_t *from, const char *so
         json_object_set_new(to, key, json_deep_copy(value));
 }
 
-/* "4 nvidia.com/gpu": what its functions hold now. */
+/* "4 nvidia.com/gpu": what the job's functions hold now. */
 static void put_gpu(json_t *status, const kube_trainjob_gpu *gpu, const json_t *task)
 {
     const char *state = text_of(task, "state");
@@ -272,7 +245,7 @@ static void put_task(writing *w, json_t *status, const json_t *task, const kube_
     put_job(w, task, message, suspending);
 }
 
-/* What says nothing about the spec passes by itself. */
+/* Whether a cause passes by itself: all causes but a fault of the spec. */
 static bool passes(const err *why)
 {
     return why->code != ERR_INVALID && why->code != ERR_LIMIT && why->code != ERR_NOT_FOUND &&
@@ -358,7 +331,7 @@ static bool degraded(const json_t *status)
     return is(text_of(condition(status, "Degraded"), "status"), "True");
 }
 
-/* What is to be told: reason and message of it. False: nothing. */
+/* Whether there is something to report, and its reason and message. */
 static bool is_news(const json_t *before, const json_t *now, const char **reason,
                     const char **message)
 {
@@ -385,7 +358,7 @@ static json_t *reference_of(const json_t *object)
                      text_of(meta, "name"), "uid", text_of(meta, "uid"));
 }
 
-/* A pool that was empty is a moment more, and no trouble. */
+/* Whether an Event is a warning. An empty pool only costs a moment. */
 static bool is_trouble(const json_t *status, const char *reason)
 {
     const char *state = text_of(status, "state");
@@ -417,7 +390,7 @@ json_t *kube_trainjob_event(const json_t *object, const json_t *status, const ch
 
 /* ---- steering -------------------------------------------------------------------------------- */
 
-/* Seconds from an RFC 3339 time of ours until now; 0 where there is none. */
+/* Seconds since a time in our RFC 3339 form; 0 where there is none. */
 static int64_t seconds_since(const char *text, int64_t wall_ms)
 {
     struct tm when = {0};
@@ -426,7 +399,7 @@ static int64_t seconds_since(const char *text, int64_t wall_ms)
     return wall_ms / 1000 - (int64_t)timegm(&when);
 }
 
-/* Nothing of the spec is new since the status was written. */
+/* Whether the spec has not changed since the status was written. */
 static bool is_seen(const json_t *object)
 {
     const json_t *meta = json_object_get(object, "metadata"),
@@ -457,7 +430,7 @@ kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, 
                *before = text_of(status, "state");
     bool suspend = json_is_true(json_object_get(spec, "suspend")), was = is(before, "suspended");
     bool stood = was || is(before, "cancelled") || is(before, "failed");
-    /* Without a status nobody can have resumed in the spec what stands there as not suspended. */
+    /* Without a status the user cannot have resumed the job in the spec. */
     bool seen = is_seen(object) || !*before;
     if (has_ended(state))
         return ttl && *finished && seconds_since(finished, wall_ms) >= json_integer_value(ttl)

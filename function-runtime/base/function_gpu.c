@@ -34,16 +34,16 @@ void function_gpu_warm(void)
     if (wanted && *wanted && warm(&e) != 0)
         log_warn("the GPU is not made ready: %s", e.message);
     if (ready)
-        backend_rehearse("cuda", 0); /* what a file of this machine says */
+        backend_preload("cuda", 0); /* what a file of this machine says */
 }
 
-void function_gpu_rehearse(const char *known)
+void function_gpu_preload(const char *known)
 {
     if (!ready)
         return;
     int64_t began_ns = clock_monotonic_ns();
-    backend_known("cuda", known);
-    backend_rehearse("cuda", 0);
+    backend_autotune_load("cuda", known);
+    backend_preload("cuda", 0);
     log_info("what functions have measured was run on the GPU, for %.0f ms",
              (double)(clock_monotonic_ns() - began_ns) * 1e-6);
 }

@@ -15,12 +15,12 @@
 /* A warm process that was started for a GPU (KUBEML_WARM_GPU) makes it ready: context and
  * libraries. What fails is logged; who is specialised later fails with it. */
 void function_gpu_warm(void);
-/* Tells a warm process that is ready what is known (backend_known), which is run there, so that its
- * job does not wait for it: seconds at the most. Nothing in one that is not. */
-void function_gpu_rehearse(const char *known);
+/* Tells a warm process that is ready what is known (backend_autotune_load), which is run there, so
+ * that its job does not wait for it: seconds at the most. Nothing in one that is not. */
+void function_gpu_preload(const char *known);
 /* What a warm process that is asked for it (KUBEML_TELL_GPU) says of the one GPU that it has, as
- * `gpu` of welcome in docs/internals/architecture.md. New reference; NULL: nothing, which is logged where it
- * was asked. */
+ * `gpu` of welcome in docs/internals/protocol.md. New reference; NULL: nothing, which is logged
+ * where it was asked. */
 json_t *function_gpu_told(void);
 /* The GPU of an order: `gpu` is its name, "" the one that this process sees; does nothing where the
  * backend `on` computes on the CPU. ERR_CONFLICT: the process was made ready on another. Where

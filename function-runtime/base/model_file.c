@@ -6,7 +6,7 @@
 
 #include "common/base/cleanup.h"
 #include "common/base/fs.h"
-#include "common/contract/left_out.h"
+#include "common/contract/tensor_filter.h"
 #include "common/formats/safetensors.h"
 
 static bool in_file(const engine_var *v)
@@ -27,23 +27,23 @@ static int check_tensor(const engine_var *v, const safetensors *file, err *e)
 
 /* Everything is checked before anything is overwritten. A counter may be missing: the oldest of
  * PyTorch's checkpoints have none. */
-static int check_file(const safetensors *file, const engine_var *vars, size_t count, left_out *out,
-                      err *e)
+static int check_file(const safetensors *file, const engine_var *vars, size_t count,
+                      tensor_filter *out, err *e)
 {
     for (size_t i = 0; i < count; i++)
         if (in_file(&vars[i]))
-            left_out_has(out, vars[i].name);
-    if (left_out_end(out, e) != 0)
+            tensor_filter_has(out, vars[i].name);
+    if (tensor_filter_end(out, e) != 0)
         return -1;
     for (size_t i = 0; i < count; i++) {
         bool old = vars[i].kind == VAR_COUNTER && !safetensors_find(file, vars[i].name);
-        if (in_file(&vars[i]) && !left_out_has(out, vars[i].name) && !old &&
+        if (in_file(&vars[i]) && !tensor_filter_has(out, vars[i].name) && !old &&
             check_tensor(&vars[i], file, e) != 0)
             return -1;
     }
     for (size_t i = 0; i < safetensors_count(file); i++) {
         const char *name = safetensors_at(file, i)->name;
-        bool known = strncmp(name, "optimizer.", 10) == 0 || left_out_has(out, name);
+        bool known = strncmp(name, "optimizer.", 10) == 0 || tensor_filter_has(out, name);
         for (size_t j = 0; j < count && !known; j++)
             known = strcmp(vars[j].name, name) == 0;
         if (!known)
@@ -53,7 +53,7 @@ static int check_file(const safetensors *file, const engine_var *vars, size_t co
 }
 
 static int read_tensors(engine *m, safetensors *file, const engine_var *vars, size_t count,
-                        left_out *out, err *e)
+                        tensor_filter *out, err *e)
 {
     float *floats = engine_floats(m, e);
     int64_t *counters = floats ? engine_counters(m, e) : NULL;
@@ -62,7 +62,7 @@ static int read_tensors(engine *m, safetensors *file, const engine_var *vars, si
     for (size_t i = 0; i < count; i++) {
         const engine_var *v = &vars[i];
         const safetensor *t = safetensors_find(file, v->name);
-        if (!in_file(v) || !t || left_out_has(out, v->name))
+        if (!in_file(v) || !t || tensor_filter_has(out, v->name))
             continue;
         if (v->kind == VAR_COUNTER
                 ? safetensors_read(file, t, 0, counters + v->offset, (size_t)t->bytes, e)
@@ -75,7 +75,7 @@ static int read_tensors(engine *m, safetensors *file, const engine_var *vars, si
 int model_file_load(engine *m, int fd, const char *without, err *e)
 {
     safetensors *file;
-    left_out out = {.list = without};
+    tensor_filter out = {.list = without};
     if (safetensors_open(fd, &file, e) != 0)
         return -1;
     size_t count;

@@ -257,7 +257,7 @@ static int do_init(member *m, const json_t *task, err *e)
 
 /* Steals the seal; NULL: it lies in the model store. */
 static void send_published(member *m, const train_order *o, const trainer_result *r, double fetch_s,
-                           double publish_s, json_t *seal)
+                           double publish_s, json_t *fingerprint)
 {
     json_t *seconds = json_pack("{s:f,s:f,s:f,s:f,s:f}", "fetch", fetch_s, "load", r->load_s,
                                 "convert", r->convert_s, "train", r->train_s, "publish", publish_s);
@@ -266,7 +266,7 @@ static void send_published(member *m, const train_order *o, const trainer_result
                           "epoch", o->epoch, "round", o->round, "samples", (json_int_t)r->samples,
                           "sample_begin", (json_int_t)r->sample_begin, "sample_end",
                           (json_int_t)r->sample_end, "loss_sum", r->loss_sum, "batches",
-                          (json_int_t)r->batches, "seconds", seconds, "seal", seal));
+                          (json_int_t)r->batches, "seconds", seconds, "seal", fingerprint));
 }
 
 static int read_history(const member *m, const train_order *o, double **out, size_t *count, err *e)
@@ -333,10 +333,10 @@ static int train(member *m, const train_order *o, err *e)
                                 .incarnation = m->incarnation,
                                 .samples = r.samples,
                                 .slot = (int)o->slot};
-    json_t *seal = o->keep ? member_seal(m) : NULL;
-    if (!seal && (rc = publish(m, &p, e)) != 0)
+    json_t *fingerprint = o->keep ? member_fingerprint(m) : NULL;
+    if (!fingerprint && (rc = publish(m, &p, e)) != 0)
         return rc < 0 ? -1 : 0;
-    send_published(m, o, &r, fetch_s, member_seconds(&clock_ns), seal);
+    send_published(m, o, &r, fetch_s, member_seconds(&clock_ns), fingerprint);
     failpoint("function.wait");
     return 0;
 }
@@ -355,7 +355,7 @@ static int do_train(member *m, const json_t *task, err *e)
         o.batch_begin < 0 || o.batch_begin > UINT32_MAX || o.batch_count < 0 ||
         o.batch_count > UINT32_MAX || o.slot < 0 || o.slot >= MODELSTORE_SLOTS_MAX)
         return err_set(e, ERR_INVALID, "task train: a number is out of range");
-    o.keep = (m->loan[0] || m->rank[0]) && json_is_true(json_object_get(task, "keep"));
+    o.keep = (m->ipc_handle[0] || m->rank[0]) && json_is_true(json_object_get(task, "keep"));
     o.mean = json_object_get(task, "mean");
     return train(m, &o, e);
 }
@@ -391,9 +391,9 @@ static int do_task(member *m, const json_t *task, err *e)
         return m->group ? member_validate_shared(m, task, e) : do_validate(m, task, e);
     if (strcmp(type, "init") == 0)
         return do_init(m, task, e);
-    if (m->loan[0] && strcmp(type, "lead") == 0)
-        return member_lead(m, task, e);
-    if ((m->loan[0] || m->rank[0]) && strcmp(type, "average") == 0)
+    if (m->ipc_handle[0] && strcmp(type, "lead") == 0)
+        return member_reduce_root(m, task, e);
+    if ((m->ipc_handle[0] || m->rank[0]) && strcmp(type, "average") == 0)
         return member_average(m, task, e);
     if (m->rank[0] && strcmp(type, "identify") == 0)
         return member_identify(m, task, e);
@@ -410,12 +410,13 @@ static json_t *ready_message(const member *m)
     const layout *l = state_layout(trainer_state(m->trainer));
     engine *g = trainer_engine(m->trainer);
     snprintf(hex, sizeof hex, "%016llx", (unsigned long long)l->digest);
-    return json_pack(
-        "{s:s,s:o,s:I,s:s,s:s,s:o*,s:s*,s:s*,s:s*,s:s*}", "type", "ready", "layout", layout_json(l),
-        "parameters", (json_int_t)engine_param_count(g), "layout_digest", hex, "algorithms",
-        engine_choices(g), "needs_losses", program_needs_history(m->program) ? json_true() : NULL,
-        "loan", m->loan[0] ? m->loan : NULL, "no_loan", m->no_loan[0] ? m->no_loan : NULL, "rank",
-        m->rank[0] ? m->rank : NULL, "no_rank", m->no_rank[0] ? m->no_rank : NULL);
+    return json_pack("{s:s,s:o,s:I,s:s,s:s,s:o*,s:s*,s:s*,s:s*,s:s*}", "type", "ready", "layout",
+                     layout_json(l), "parameters", (json_int_t)engine_param_count(g),
+                     "layout_digest", hex, "algorithms", engine_choices(g), "needs_losses",
+                     program_needs_history(m->program) ? json_true() : NULL, "loan",
+                     m->ipc_handle[0] ? m->ipc_handle : NULL, "no_loan",
+                     m->no_ipc_handle[0] ? m->no_ipc_handle : NULL, "rank",
+                     m->rank[0] ? m->rank : NULL, "no_rank", m->no_rank[0] ? m->no_rank : NULL);
 }
 
 static int join(member *m, err *e)
@@ -464,10 +465,10 @@ const char *member_without_gpu(const member *m)
     return m->no_gpu[0] ? m->no_gpu : NULL;
 }
 
-char *member_learned(const member *m)
+char *member_autotune_dump(const member *m)
 {
     const char *on = m->trainer ? engine_backend(trainer_engine(m->trainer)) : NULL;
-    return on ? backend_learned(on) : NULL;
+    return on ? backend_autotune_dump(on) : NULL;
 }
 
 void member_close(member *m)
@@ -486,7 +487,7 @@ void member_close(member *m)
         group_close(m->group);
     else
         trainer_close(m->trainer);
-    outside_close(m->outside);
+    unsandboxed_thread_close(m->unsandboxed_thread);
     program_close(m->program);
     dataset_close(m->data);
     if (m->object_fd >= 0)

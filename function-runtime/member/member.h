@@ -34,9 +34,9 @@ int member_run(member *m, err *e);
 const char *member_averaging(const member *m);
 /* That a GPU was given and that it computes on the CPU, and why; NULL: there is no such thing. */
 const char *member_without_gpu(const member *m);
-/* What it has measured on its GPU that it had not been told (backend_learned); the caller's to
- * free; NULL: nothing. */
-char *member_learned(const member *m);
+/* What it has measured on its GPU that it had not been told (backend_autotune_dump); the caller's
+ * to free; NULL: nothing. */
+char *member_autotune_dump(const member *m);
 void member_close(member *m); /* NULL is fine */
 
 #endif

@@ -4,7 +4,7 @@
  * is and tells its seal. Function 0 leads: it averages what the others lent, publishes that as its
  * own contribution, and lends it, so that the next reference need not come from the model store.
  * Whatever cannot be done here is told, or done through the model store: kubeml-ps
- * (ps/job/job_device.h) has the round trained again where that is needed. */
+ * (ps/job/averaging.h) has the round trained again where that is needed. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,8 @@
 
 /* ---- loans and sums as texts ----------------------------------------------------------------- */
 
-_Static_assert(MEMBER_LOAN_BYTES > 2 * sizeof(backend_loan), "a loan's text is two digits a byte");
+_Static_assert(MEMBER_IPC_HANDLE_BYTES > 2 * sizeof(backend_ipc_handle),
+               "a loan's text is two digits a byte");
 
 void member_hex(const unsigned char *bytes, size_t count, char *out)
 {
@@ -44,12 +45,12 @@ int member_unhex(const char *text, unsigned char *out, size_t count, err *e)
     return 0;
 }
 
-static void write_loan(const backend_loan *l, char out[MEMBER_LOAN_BYTES])
+static void write_ipc_handle(const backend_ipc_handle *l, char out[MEMBER_IPC_HANDLE_BYTES])
 {
     member_hex((const unsigned char *)l, sizeof *l, out);
 }
 
-static int read_loan(const char *text, backend_loan *out, err *e)
+static int read_ipc_handle(const char *text, backend_ipc_handle *out, err *e)
 {
     unsigned char bytes[sizeof *out];
     if (member_unhex(text, bytes, sizeof bytes, e) != 0)
@@ -75,32 +76,32 @@ static void write_sum(uint64_t sum, char out[20])
 
 void member_lend(member *m)
 {
-    backend_loan loan;
+    backend_ipc_handle ipc_handle;
     err e = ERR_INIT;
-    m->loan[0] = m->no_loan[0] = '\0';
+    m->ipc_handle[0] = m->no_ipc_handle[0] = '\0';
     if (m->group || m->request.optimizer_state == STATE_RESET ||
         strcmp(engine_backend(trainer_engine(m->trainer)), "cuda") != 0)
         return;
     const char *where = getenv("KUBEML_GPU_AVERAGE");
     if (where && strcmp(where, "host") == 0)
-        snprintf(m->no_loan, sizeof m->no_loan, "KUBEML_GPU_AVERAGE says so");
-    else if (engine_lend(trainer_engine(m->trainer), &loan, &e) == 0)
-        write_loan(&loan, m->loan);
+        snprintf(m->no_ipc_handle, sizeof m->no_ipc_handle, "KUBEML_GPU_AVERAGE says so");
+    else if (engine_lend(trainer_engine(m->trainer), &ipc_handle, &e) == 0)
+        write_ipc_handle(&ipc_handle, m->ipc_handle);
     else
-        snprintf(m->no_loan, sizeof m->no_loan, "%s", e.message);
+        snprintf(m->no_ipc_handle, sizeof m->no_ipc_handle, "%s", e.message);
 }
 
-json_t *member_seal(member *m)
+json_t *member_fingerprint(member *m)
 {
-    engine_seal seal;
+    engine_fingerprint fingerprint;
     err e = ERR_INIT;
     char sum[20];
-    if (engine_sealed(trainer_engine(m->trainer), &seal, &e) != 0) {
+    if (engine_fingerprint_now(trainer_engine(m->trainer), &fingerprint, &e) != 0) {
         log_warn("what was trained does not stay on the GPU: %s", e.message);
         return NULL;
     }
-    write_sum(seal.sum, sum);
-    return json_pack("{s:s,s:I}", "sum", sum, "step", (json_int_t)seal.step);
+    write_sum(fingerprint.sum, sum);
+    return json_pack("{s:s,s:I}", "sum", sum, "step", (json_int_t)fingerprint.step);
 }
 
 /* ---- the mean -------------------------------------------------------------------------------- */
@@ -113,21 +114,21 @@ static int adopt(member *m, int64_t version, const json_t *mean, int64_t deadlin
     json_int_t step;
     int ask = 0; /* summed between GPUs: every function has it */
     uint64_t published;
-    backend_loan loan;
-    engine_seal seal;
+    backend_ipc_handle ipc_handle;
+    engine_fingerprint fingerprint;
     modelstore_state at;
     if (json_unpack((json_t *)(uintptr_t)mean, "{s?s,s?i,s:s,s:I,s:s}", "loan", &text, "ask", &ask,
                     "sum", &sum, "step", &step, "checksum", &checksum) != 0)
         return err_set(e, ERR_INVALID, "the mean is of another form");
-    if ((!ask && read_loan(text, &loan, e) != 0) || read_sum(sum, &seal.sum, e) != 0 ||
-        read_sum(checksum, &published, e) != 0 ||
+    if ((!ask && read_ipc_handle(text, &ipc_handle, e) != 0) ||
+        read_sum(sum, &fingerprint.sum, e) != 0 || read_sum(checksum, &published, e) != 0 ||
         modelstore_state_get(m->store, deadline_ms, &at, e) != 0)
         return -1;
     if (at.version != version || at.checksum != published)
         return err_set(e, ERR_STALE, "the model store has another reference");
-    seal.step = step;
-    return ask ? member_take_sum(m, ask, &seal, e)
-               : engine_adopt(trainer_engine(m->trainer), &loan, &seal, e);
+    fingerprint.step = step;
+    return ask ? member_take_sum(m, ask, &fingerprint, e)
+               : engine_adopt(trainer_engine(m->trainer), &ipc_handle, &fingerprint, e);
 }
 
 bool member_adopt(member *m, int64_t version, const json_t *mean, int64_t deadline_ms)
@@ -143,23 +144,23 @@ bool member_adopt(member *m, int64_t version, const json_t *mean, int64_t deadli
 
 /* ---- leading --------------------------------------------------------------------------------- */
 
-int member_lead(member *m, const json_t *task, err *e)
+int member_reduce_root(member *m, const json_t *task, err *e)
 {
     const json_t *models = json_object_get(task, "models"), *one;
-    backend_loan loans[ENGINE_AVERAGE_MAX], mean;
-    char text[MEMBER_LOAN_BYTES];
+    backend_ipc_handle ipc_handles[ENGINE_AVERAGE_MAX], mean;
+    char text[MEMBER_IPC_HANDLE_BYTES];
     size_t i, n = json_array_size(models);
     err why = ERR_INIT;
     int rc = n <= ENGINE_AVERAGE_MAX ? 0
                                      : err_set(&why, ERR_UNSUPPORTED,
                                                "there are more than %d models", ENGINE_AVERAGE_MAX);
     (void)e;
-    json_array_foreach(models, i, one) if (rc == 0) rc =
-        read_loan(json_string_value(one), &loans[i], &why);
+    json_array_foreach(models, i, one) if (rc == 0)
+            rc = read_ipc_handle(json_string_value(one), &ipc_handles[i], &why);
     if (rc == 0)
-        rc = engine_lead(trainer_engine(m->trainer), loans, (int)n, &mean, &why);
+        rc = engine_reduce_root(trainer_engine(m->trainer), ipc_handles, (int)n, &mean, &why);
     if (rc == 0)
-        write_loan(&mean, text);
+        write_ipc_handle(&mean, text);
     pslink_send(m->link, json_pack("{s:s,s:s}", "type", "leads", rc == 0 ? "mean" : "message",
                                    rc == 0 ? text : why.message));
     return 0;
@@ -170,31 +171,31 @@ static int read_models(const json_t *models, bool lent, average_order *o, err *e
 {
     uint64_t samples[ENGINE_AVERAGE_MAX];
     double weight[ENGINE_AVERAGE_MAX];
-    const merge_rule *mean;
     const json_t *one;
     size_t i;
-    if (json_array_size(models) > ENGINE_AVERAGE_MAX || merge_rule_find("mean", &mean, e) != 0)
+    if (json_array_size(models) > ENGINE_AVERAGE_MAX)
         return err_set(e, ERR_UNSUPPORTED, "%zu models to average", json_array_size(models));
     json_array_foreach(models, i, one)
     {
         engine_peer *p = &o->of[o->n];
-        const char *loan = NULL, *sum;
+        const char *ipc_handle = NULL, *sum;
         json_int_t count, step;
         if (json_unpack((json_t *)(uintptr_t)one, "{s:i,s:I,s?s,s:s,s:I}", "function",
-                        &o->function[o->n], "samples", &count, "loan", &loan, "sum", &sum, "step",
-                        &step) != 0)
+                        &o->function[o->n], "samples", &count, "loan", &ipc_handle, "sum", &sum,
+                        "step", &step) != 0)
             return err_set(e, ERR_INVALID, "task average: a model of another form");
         if (count <= 0)
             continue; /* it has no weight, and is not read */
-        if ((lent && read_loan(loan, &p->where, e) != 0) || read_sum(sum, &p->seal.sum, e) != 0)
+        if ((lent && read_ipc_handle(ipc_handle, &p->where, e) != 0) ||
+            read_sum(sum, &p->fingerprint.sum, e) != 0)
             return -1;
-        p->seal.step = step;
+        p->fingerprint.step = step;
         samples[o->n++] = (uint64_t)count;
         o->samples += (uint64_t)count;
     }
     if (o->n == 0)
         return err_set(e, ERR_INVALID, "nobody has trained");
-    mean->weights(samples, o->n, weight);
+    merge_rule_default()->weights(samples, o->n, weight);
     for (int k = 0; k < o->n; k++)
         o->of[k].weight = weight[k];
     return 0;
@@ -213,7 +214,8 @@ int member_not_averaged(member *m, const average_order *o, int bad, bool average
     return 0;
 }
 
-int member_averaged(member *m, const average_order *o, const engine_seal *mean, uint64_t checksum)
+int member_averaged(member *m, const average_order *o, const engine_fingerprint *mean,
+                    uint64_t checksum)
 {
     char sums[2][20];
     write_sum(mean->sum, sums[0]);
@@ -247,16 +249,17 @@ int member_publish_mean(member *m, const average_order *o, uint64_t *checksum, e
 static int average_lent(member *m, average_order *o)
 {
     engine *g = trainer_engine(m->trainer);
-    engine_seal seal;
-    backend_loan mean;
+    engine_fingerprint fingerprint;
+    backend_ipc_handle mean;
     uint64_t checksum;
     int bad = -1;
     err why = ERR_INIT;
-    if (engine_average_lent(g, o->of, o->n, &seal, &bad, &why) != 0 ||
-        engine_lead(g, NULL, 0, &mean, &why) != 0 || engine_adopt(g, &mean, &seal, &why) != 0 ||
+    if (engine_average_lent(g, o->of, o->n, &fingerprint, &bad, &why) != 0 ||
+        engine_reduce_root(g, NULL, 0, &mean, &why) != 0 ||
+        engine_adopt(g, &mean, &fingerprint, &why) != 0 ||
         member_publish_mean(m, o, &checksum, &why) != 0)
         return member_not_averaged(m, o, bad, false, &why);
-    return member_averaged(m, o, &seal, checksum);
+    return member_averaged(m, o, &fingerprint, checksum);
 }
 
 int member_average(member *m, const json_t *task, err *e)

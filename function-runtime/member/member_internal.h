@@ -5,12 +5,12 @@
 
 #include "common/contract/request.h"
 #include "common/modelstore/modelstore.h"
-#include "function-runtime/base/outside.h"
+#include "function-runtime/base/unsandboxed_thread.h"
 #include "function-runtime/train/group.h"
 #include "member.h"
 #include "pslink.h"
 
-enum { MEMBER_LOAN_BYTES = 320, MEMBER_RANK_BYTES = 2 * BACKEND_DEVICE_BYTES + 1 };
+enum { MEMBER_IPC_HANDLE_BYTES = 320, MEMBER_RANK_BYTES = 2 * BACKEND_DEVICE_BYTES + 1 };
 
 /* What a shared process published last: the next reference, if the merge was of that alone. */
 typedef struct member_mean {
@@ -51,16 +51,16 @@ struct member {
     block reference; /* fetched versions; the member's own memory */
     member_mean mean;
     /* where the model lies on a GPU, for other processes; "": nowhere that they can read */
-    char loan[MEMBER_LOAN_BYTES];
-    char no_loan[ERR_MESSAGE_BYTES]; /* on a GPU, and why they cannot; "": no such thing */
+    char ipc_handle[MEMBER_IPC_HANDLE_BYTES];
+    char no_ipc_handle[ERR_MESSAGE_BYTES]; /* on a GPU, and why they cannot; "": no such thing */
     /* of `merge: nccl`: the GPU that it would be a rank on; "": it cannot be one */
     char rank[MEMBER_RANK_BYTES];
     char no_rank[ERR_MESSAGE_BYTES]; /* and why not; "": it was not wanted */
-    outside *outside;                /* where NCCL is called; NULL: this thread */
+    unsandboxed_thread *unsandboxed_thread; /* where NCCL is called; NULL: this thread */
     struct {
         int set, ask;    /* of the last communicator, and of its last mean; 0: none */
         unsigned dials;  /* of the link, when it was made */
-        engine_seal mean;
+        engine_fingerprint mean;
     } comm;
 };
 
@@ -109,14 +109,14 @@ int member_task_failed(member *m, const char *reason, err *e);
 
 /* ---- member_device.c ---- */
 
-void member_lend(member *m); /* fills loan, or no_loan */
+void member_lend(member *m); /* fills loan, or no_ipc_handle */
 /* What the model is now, for those who read it there; NULL: it has to be published. New
  * reference. */
-json_t *member_seal(member *m);
+json_t *member_fingerprint(member *m);
 /* The engine has version `version` from where `mean` (may be NULL) says; false: it has to be
  * fetched. */
 bool member_adopt(member *m, int64_t version, const json_t *mean, int64_t deadline_ms);
-int member_lead(member *m, const json_t *task, err *e);
+int member_reduce_root(member *m, const json_t *task, err *e);
 int member_average(member *m, const json_t *task, err *e);
 /* Bytes as hexadecimal digits, with a NUL; and back, ERR_INVALID. */
 void member_hex(const unsigned char *bytes, size_t count, char *out);
@@ -133,7 +133,8 @@ typedef struct average_order {
 
 /* The engine's model as this round's one contribution. ERR_STALE: the round is over. */
 int member_publish_mean(member *m, const average_order *o, uint64_t *checksum, err *e);
-int member_averaged(member *m, const average_order *o, const engine_seal *mean, uint64_t checksum);
+int member_averaged(member *m, const average_order *o, const engine_fingerprint *mean,
+                    uint64_t checksum);
 /* `bad`: whose model it was, or -1; `averaged`: there was a mean, which could not be published. */
 int member_not_averaged(member *m, const average_order *o, int bad, bool averaged, const err *why);
 
@@ -144,7 +145,7 @@ int member_identify(member *m, const json_t *task, err *e);
 int member_connect(member *m, const json_t *task, err *e);
 int member_sum(member *m, average_order *o, int set, err *e);
 /* The engine has the mean of that ask. */
-int member_take_sum(member *m, int ask, const engine_seal *mean, err *e);
+int member_take_sum(member *m, int ask, const engine_fingerprint *mean, err *e);
 void member_ranks_leave(member *m);
 
 /* ---- member_shared.c ---- */

@@ -162,13 +162,13 @@ static int enter_sandbox(member *m, bool on_gpu, err *e)
     int reads = 0, writes = 0;
     store_reach reach;
     dataset_reach(m->data, &reach);
-    if (strcmp(m->access.carrier, "shm") == 0)
+    if (strcmp(m->access.tensor_path, "shm") == 0)
         s.write_folders[writes++] = m->access.segment_dir[0] ? m->access.segment_dir : "/dev/shm";
     int devices_count = function_gpu_devices(devices);
     for (int i = 0; i < devices_count; i++)
         s.write_folders[writes++] = devices[i];
     /* NCCL has sockets of its own, and CUDA, and MPS beneath it. */
-    s.listens = m->outside || on_gpu || devices_count > 0;
+    s.listens = m->unsandboxed_thread || on_gpu || devices_count > 0;
     s.unix_sockets = s.listens || reach.unix_sockets || dials_unix_sockets(m);
     if (m->object_path[0])
         s.read_folders[reads++] = m->object_path;
@@ -287,14 +287,14 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
                                               : "NoGpu");
     const char *known = json_string_value(json_object_get(order, "algorithms"));
     if (rc == 0 && known && strcmp(m->backend, "cpu") != 0)
-        backend_known("cuda", known);
+        backend_autotune_load("cuda", known);
     m->usage = usage_open();
     /* by now CUDA has started here, or never will */
     if (rc == 0 && (rc = gpu_engine_bytes(m->gpu_bytes, usage_gpu_own_bytes(m->usage),
                                           &m->engine_bytes, e)) != 0)
         snprintf(reason, TRAINER_REASON_BYTES, "GpuMemory");
     if (rc == 0 && m->request.merge == MERGE_NCCL)
-        rc = outside_open(&m->outside, e);
+        rc = unsandboxed_thread_open(&m->unsandboxed_thread, e);
     bool on_gpu = strcmp(m->backend, "cuda") == 0 ||
                   (strcmp(m->backend, "auto") == 0 && no_gpu.code == ERR_NONE);
     if (rc == 0 && (rc = enter_sandbox(m, on_gpu, e)) == 0)

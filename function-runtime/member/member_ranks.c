@@ -1,5 +1,5 @@
 /* member_ranks.c: functions of one job that are processes of their own, each on a GPU of its own:
- * ranks of one of NCCL's communicators (`merge: nccl`). ps/job/job_ranks.h says who asks for what.
+ * ranks of one of NCCL's communicators (`merge: nccl`). ps/job/averaging.h says who asks for what.
  *
  * A function leaves what it trained where it is, as in member_device.c; asked for the mean, all of
  * them sum, each into memory of its own, and rank 0 publishes it. A model is what it was sealed as
@@ -91,7 +91,7 @@ void member_ranks_leave(member *m)
 {
     call c = {.m = m};
     if (m->comm.set)
-        outside_run(m->outside, call_leave, &c, NULL);
+        unsandboxed_thread_run(m->unsandboxed_thread, call_leave, &c, NULL);
     m->comm.set = m->comm.ask = 0;
 }
 
@@ -106,7 +106,7 @@ void member_offer_rank(member *m)
         return;
     if (strcmp(engine_backend(trainer_engine(m->trainer)), "cuda") != 0)
         snprintf(m->no_rank, sizeof m->no_rank, "function %d computes on a CPU", m->function);
-    else if (outside_run(m->outside, call_device, &c, &e) == 0)
+    else if (unsandboxed_thread_run(m->unsandboxed_thread, call_device, &c, &e) == 0)
         member_hex(c.bytes, BACKEND_DEVICE_BYTES, m->rank);
     else
         snprintf(m->no_rank, sizeof m->no_rank, "%s", e.message);
@@ -135,7 +135,7 @@ int member_identify(member *m, const json_t *task, err *e)
     err why = ERR_INIT;
     if (member_unpack(task, e, "{s:i}", "set", &set) != 0)
         return -1;
-    int rc = outside_run(m->outside, call_id, &c, &why);
+    int rc = unsandboxed_thread_run(m->unsandboxed_thread, call_id, &c, &why);
     if (rc == 0)
         member_hex(c.bytes, sizeof c.bytes, text);
     return tell(m, rc == 0 ? json_pack("{s:s}", "id", text) : NULL, "identified", set, rc, &why);
@@ -162,7 +162,7 @@ int member_connect(member *m, const json_t *task, err *e)
     m->comm.dials = pslink_dials(m->link);
     c.patience = (backend_patience){wait, &p};
     int64_t began_ns = clock_monotonic_ns();
-    int rc = outside_run(m->outside, call_join, &c, &why);
+    int rc = unsandboxed_thread_run(m->unsandboxed_thread, call_join, &c, &why);
     if (rc == 0)
         log_info("rank %d of %d GPUs after %.0f ms", c.rank, c.ranks,
                  1e3 * member_seconds(&began_ns));
@@ -172,33 +172,34 @@ int member_connect(member *m, const json_t *task, err *e)
 /* ---- the mean -------------------------------------------------------------------------------- */
 
 /* Only what was sealed is part of a mean. */
-static int check_seal(member *m, const average_order *o, int own, err *e)
+static int check_fingerprint(member *m, const average_order *o, int own, err *e)
 {
-    engine_seal now;
-    if (engine_sealed(trainer_engine(m->trainer), &now, e) != 0)
+    engine_fingerprint now;
+    if (engine_fingerprint_now(trainer_engine(m->trainer), &now, e) != 0)
         return -1;
-    return now.sum == o->of[own].seal.sum
+    return now.sum == o->of[own].fingerprint.sum
                ? 0
                : err_set(e, ERR_CORRUPT, "the model is no longer what function %d trained",
                          m->function);
 }
 
-static int sum_models(member *m, const average_order *o, int own, engine_seal *mean, bool *infinite,
-                      err *e)
+static int sum_models(member *m, const average_order *o, int own, engine_fingerprint *mean,
+                      bool *infinite, err *e)
 {
     patience p = {
         .m = m, .failpoint = "function.reduce", .deadline_ms = clock_deadline_ms(MEMBER_RANKS_MS)};
     call c = {.m = m, .weight = own < 0 ? 0 : o->of[own].weight, .patience = {wait, &p}};
     m->comm.ask = 0;
-    if (own >= 0 && check_seal(m, o, own, e) != 0)
+    if (own >= 0 && check_fingerprint(m, o, own, e) != 0)
         return -1;
-    int rc = outside_run(m->outside, call_mean, &c, e);
+    int rc = unsandboxed_thread_run(m->unsandboxed_thread, call_mean, &c, e);
     *infinite = c.own;
     if (rc != 0)
         return -1;
     mean->sum = c.sum;
     for (int i = 0; i < o->n; i++)
-        mean->step = o->of[i].seal.step > mean->step ? o->of[i].seal.step : mean->step;
+        mean->step =
+            o->of[i].fingerprint.step > mean->step ? o->of[i].fingerprint.step : mean->step;
     m->comm.ask = (int)o->ask;
     m->comm.mean = *mean;
     return 0;
@@ -206,7 +207,7 @@ static int sum_models(member *m, const average_order *o, int own, engine_seal *m
 
 int member_sum(member *m, average_order *o, int set, err *e)
 {
-    engine_seal mean = {.step = 0};
+    engine_fingerprint mean = {.step = 0};
     uint64_t checksum = 0;
     bool infinite = false;
     int own = -1;
@@ -230,7 +231,7 @@ int member_sum(member *m, average_order *o, int set, err *e)
     return member_averaged(m, o, &mean, checksum);
 }
 
-int member_take_sum(member *m, int ask, const engine_seal *mean, err *e)
+int member_take_sum(member *m, int ask, const engine_fingerprint *mean, err *e)
 {
     if (ask < 1 || ask != m->comm.ask)
         return err_set(e, ERR_NOT_FOUND, "this function has not summed it");

@@ -82,7 +82,7 @@ static int answer(warm *w, connection *c, const json_t *m)
         return 1;
     if (c->welcome && strcmp(type, "known") == 0) {
         const char *known = json_string_value(json_object_get(m, "algorithms"));
-        function_gpu_rehearse(known ? known : "");
+        function_gpu_preload(known ? known : "");
         return 0;
     }
     const char *token = json_string_value(json_object_get(m, "token"));

@@ -11,8 +11,6 @@
 #include "kernels/zoo/zoo.h"
 #include "sdk.h"
 
-_Static_assert((int)ZOO_CROP_MAX == (int)TRANSFORM_CROP_MAX, "a model's text says no other crop");
-
 struct program {
     char name[ZOO_TEXT_BYTES];
     const kml_function *function; /* of an object, or the zoo's below */

@@ -12,9 +12,10 @@
 #include <stdint.h>
 
 #include "common/base/err.h"
+#include "common/contract/limits.h"
 #include "common/dataset/dataset.h"
 
-enum { TRANSFORM_CROP_MAX = 64 };
+enum { TRANSFORM_CROP_MAX = LIMITS_CROP_MAX };
 
 typedef struct transform {
     bool flip;       /* left-right, with probability 1/2; training only, as the next */

@@ -23,7 +23,7 @@
 #include "common/base/fs.h"
 #include "common/base/parallel.h"
 #include "common/compile/builder.h"
-#include "common/contract/left_out.h"
+#include "common/contract/tensor_filter.h"
 #include "common/contract/request.h"
 #include "common/dataset/dataset.h"
 #include "common/dataset/ingest.h"
@@ -48,7 +48,7 @@ typedef struct options {
     gpu_share gpu;
     gpu_precision precision;
     int functions, k, gpus;
-    average_wish wish;
+    reduce_wish wish;
     data_file data[DATA_FILES_MAX];
     size_t data_count;
     int epochs, batch, threads;
@@ -56,7 +56,7 @@ typedef struct options {
     uint64_t seed;
     bool json, regression;
     const char *layout_name; /* as given, or NULL */
-    const char *without;     /* of --init: what left_out.h takes */
+    const char *without;     /* of --init: what tensor_filter.h takes */
     ingest_layout layout;
 } options;
 
@@ -193,11 +193,11 @@ static int take_device(options *o, const char *text, err *e)
     return take_backend(o, text, e);
 }
 
-static int take_merge(const char *text, average_wish *out, err *e)
+static int take_merge(const char *text, reduce_wish *out, err *e)
 {
     if (strcmp(text, "auto") != 0 && strcmp(text, "nccl") != 0)
         return err_set(e, ERR_INVALID, "--merge: \"%.40s\" is neither auto nor nccl", text);
-    *out = text[0] == 'n' ? AVERAGE_NCCL_WANTED : AVERAGE_ANY;
+    *out = text[0] == 'n' ? REDUCE_NCCL_WANTED : REDUCE_ANY;
     return 0;
 }
 
@@ -234,7 +234,7 @@ static int take_option(options *o, int which, const char *text, err *e)
     case O_INIT: o->load = text; return 0;
     case O_INIT_WITHOUT:
         o->without = text;
-        return left_out_check(text, e) ? err_wrap(e, "--init-without") : 0;
+        return tensor_filter_check(text, e) ? err_wrap(e, "--init-without") : 0;
     case O_JSON: o->json = true; return 0;
     case O_STORE: o->store = text; return 0;
     case O_MODEL: o->model = text; return 0;

@@ -14,6 +14,7 @@
 #include "common/base/clock.h"
 #include "common/base/json_read.h"
 #include "common/base/log.h"
+#include "common/contract/infer_answer.h"
 #include "common/dataset/dataset.h"
 #include "function-runtime/base/crash.h"
 #include "function-runtime/base/fetch.h"
@@ -153,8 +154,8 @@ static int add_row(const server *s, const float *logits, int outputs, json_t *ro
 static int check_length(const server *s, size_t n, err *e)
 {
     bool classes = s->config.loss == LOSS_CROSS_ENTROPY;
-    size_t each = serve_sample_bytes((size_t)engine_outputs(s->engine), classes);
-    size_t most = (WIRE_FRAME_BYTES_MAX - SERVE_HEAD_BYTES) / each;
+    size_t each = infer_sample_bytes((size_t)engine_outputs(s->engine), classes);
+    size_t most = (WIRE_FRAME_BYTES_MAX - INFER_HEAD_BYTES) / each;
     return n <= most
                ? 0
                : err_set(e, ERR_LIMIT,
@@ -190,7 +191,7 @@ static json_t *infer(server *s, const json_t *request, err *e)
 {
     shape one = {3, (int)s->info.channels, (int)s->info.height, (int)s->info.width};
     samples in;
-    if (samples_read(json_object_get(request, "data"), one, SERVE_SAMPLES_MAX, &in, e) != 0)
+    if (samples_read(json_object_get(request, "data"), one, LIMITS_INFER_SAMPLES_MAX, &in, e) != 0)
         return NULL;
     cleanup_json json_t *rows = json_array(), *classes = json_array();
     int rc = check_length(s, in.n, e) != 0 ? -1 : compute(s, &in, rows, classes, e);
@@ -243,7 +244,7 @@ int serve(const json_t *order, wire *w, err *e)
     server s = {0};
     wire_set_limit(w, WIRE_FRAME_BYTES_MAX);
     /* More than the controller lets in: its question is not quite what it was asked in. */
-    wire_set_values_limit(w, json_values_max(SERVE_QUESTION_BYTES_MAX) + WIRE_FRAME_BYTES_MAX);
+    wire_set_values_limit(w, json_values_max(LIMITS_INFER_BYTES_MAX) + WIRE_FRAME_BYTES_MAX);
     int rc = load(&s, order, e);
     cleanup_json json_t *told =
         rc == 0 ? json_pack("{s:s,s:i}", "type", "serving", "outputs", engine_outputs(s.engine))

@@ -20,7 +20,7 @@ typedef struct function {
 struct group {
     group_config config;
     function *functions;
-    average_choice choice;
+    reduce_placement choice;
     block merged;
     bool alike; /* all hold what a device averaged last */
     char reason[TRAINER_REASON_BYTES];
@@ -47,18 +47,18 @@ static int decide(group *g, err *e)
     bool there = engine_averages(models, n);
     for (int i = 0; i < n; i++)
         device[i] = there ? engine_device(models[i]) : -1;
-    average_facts facts = {.functions = n,
-                           .one_process = true,
-                           .device = device,
-                           .wish = g->config.wish,
-                           .weights_alone = g->config.trainer.reset_optimizer};
-    if (average_choose(&facts, &g->choice, e) != 0)
+    reduce_facts facts = {.functions = n,
+                          .one_process = true,
+                          .device = device,
+                          .wish = g->config.wish,
+                          .weights_alone = g->config.trainer.reset_optimizer};
+    if (reduce_placement_choose(&facts, &g->choice, e) != 0)
         return -1;
     const state *s = trainer_state(g->functions[0].trainer);
-    for (int i = 0; i < n && g->choice.path == AVERAGE_HOST; i++)
+    for (int i = 0; i < n && g->choice.path == REDUCE_HOST; i++)
         if (block_make(s, &g->functions[i].block, e) != 0)
             return -1;
-    return g->choice.path == AVERAGE_HOST ? block_make(s, &g->merged, e) : 0;
+    return g->choice.path == REDUCE_HOST ? block_make(s, &g->merged, e) : 0;
 }
 
 int group_open(const group_config *c, group **out, char reason[TRAINER_REASON_BYTES], err *e)
@@ -105,7 +105,7 @@ void group_close(group *g)
     free(g);
 }
 
-const average_choice *group_choice(const group *g)
+const reduce_placement *group_choice(const group *g)
 {
     return &g->choice;
 }
@@ -126,12 +126,9 @@ static int average_on_host(group *g, const group_part *parts, int n, block to, e
 {
     merge_input in[GROUP_FUNCTIONS_MAX];
     const void *chunks[GROUP_FUNCTIONS_MAX][2];
-    const merge_rule *mean;
     merge_result result;
     int count = 0;
     const layout *l = state_layout(trainer_state(g->functions[0].trainer));
-    if (merge_rule_find("mean", &mean, e) != 0)
-        return -1;
     for (int i = 0; i < n; i++) {
         function *f = &g->functions[parts[i].function];
         merge_input *one = &in[count];
@@ -143,7 +140,7 @@ static int average_on_host(group *g, const group_part *parts, int n, block to, e
             return -1;
         merge_input_contiguous(one, &f->block, chunks[count++]);
     }
-    return merge_run(mean, l->shape, in, count, to, merge_threads(l->shape, count), &result, e);
+    return merge_run(merge_rule_default(), l->shape, in, count, to, merge_threads(l->shape, count), &result, e);
 }
 
 /* The weights of those that trained, as common/modelstore/merge.h computes them. */
@@ -153,9 +150,6 @@ static int average_on_device(group *g, const group_part *parts, int n, err *e)
     uint64_t samples[GROUP_FUNCTIONS_MAX];
     double some[GROUP_FUNCTIONS_MAX], weight[GROUP_FUNCTIONS_MAX] = {0};
     int trained[GROUP_FUNCTIONS_MAX], count = 0;
-    const merge_rule *mean;
-    if (merge_rule_find("mean", &mean, e) != 0)
-        return -1;
     for (int i = 0; i < g->config.functions; i++)
         models[i] = trainer_engine(g->functions[i].trainer);
     for (int i = 0; i < n; i++) {
@@ -166,17 +160,17 @@ static int average_on_device(group *g, const group_part *parts, int n, err *e)
     }
     if (count == 0)
         return err_set(e, ERR_INVALID, "nobody has trained");
-    mean->weights(samples, count, some);
+    merge_rule_default()->weights(samples, count, some);
     for (int i = 0; i < count; i++)
         weight[trained[i]] = some[i];
     g->alike =
-        engine_average(models, weight, g->config.functions, g->choice.path == AVERAGE_NCCL, e) == 0;
+        engine_average(models, weight, g->config.functions, g->choice.path == REDUCE_NCCL, e) == 0;
     return g->alike ? 0 : -1;
 }
 
 int group_mean(group *g, const group_part *parts, int n, block to, void (*half)(void), err *e)
 {
-    if (g->choice.path != AVERAGE_HOST)
+    if (g->choice.path != REDUCE_HOST)
         return average_on_device(g, parts, n, e) != 0
                    ? -1
                    : state_export(trainer_state(group_trainer(g)), to, half, e);
@@ -319,7 +313,7 @@ static int train_round(group *g, const trainer_task *task, trainer_result *out, 
     snprintf(g->reason, sizeof g->reason, "MergeFailed");
     if (n == 1)
         return 0;
-    if (g->choice.path != AVERAGE_HOST)
+    if (g->choice.path != REDUCE_HOST)
         return average_on_device(g, parts, n, e);
     return average_on_host(g, parts, n, g->merged, e) != 0 ? -1 : group_import(g, g->merged, e);
 }

@@ -1,15 +1,16 @@
 /* group.h: several functions of one job in one process.
  *
  * Each has an engine, a stream where it computes on a GPU, and its share of every epoch, dealt as a
- * job's are; after each round the models are averaged, weighted by samples, where average.h
- * decides. On the CPU, and on one GPU, the weights are those of a job with as many processes, bit
- * for bit. A member (member.h) does the rounds that kubeml-ps opens; `kubeml run` all of an
- * epoch's, without a server. One thread owns a group; group_progress may be asked from another.
+ * job's are; after each round the models are averaged, weighted by samples, where
+ * reduce_placement.h decides. On the CPU, and on one GPU, the weights are those of a job with as
+ * many processes, bit for bit. A member (member.h) does the rounds that kubeml-ps opens; `kubeml
+ * run` all of an epoch's, without a server. One thread owns a group; group_progress may be asked
+ * from another.
  */
 #ifndef KUBEML_FUNCTION_GROUP_H
 #define KUBEML_FUNCTION_GROUP_H
 
-#include "common/contract/average.h"
+#include "common/contract/reduce_placement.h"
 #include "trainer.h"
 
 enum { GROUP_FUNCTIONS_MAX = ENGINE_AVERAGE_MAX };
@@ -22,13 +23,13 @@ typedef struct group_config {
     int gpus;               /* function i is on GPU device + i % gpus; at least 1 */
     int k; /* batches between two merges; -1: once an epoch; of group_train alone */
     int together;           /* functions that train at the same time, each in a thread of its own */
-    average_wish wish;
+    reduce_wish wish;
 } group_config;
 
-/* As trainer_open; ERR_UNSUPPORTED: average_choose's. */
+/* As trainer_open; ERR_UNSUPPORTED: reduce_placement_choose's. */
 int group_open(const group_config *c, group **out, char reason[TRAINER_REASON_BYTES], err *e);
 void group_close(group *g); /* NULL is fine */
-const average_choice *group_choice(const group *g);
+const reduce_placement *group_choice(const group *g);
 /* the first one's: after group_open and group_train they are all alike */
 trainer *group_trainer(group *g);
 /* After one of them was given other weights: all get them. */

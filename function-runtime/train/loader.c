@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "common/base/prefetch.h"
-#include "common/contract/deal.h"
+#include "common/contract/shard_plan.h"
 
 typedef struct slot {
     int n;
@@ -32,7 +32,7 @@ struct loader {
     float *scale, *shift;
     slot slot;
 
-    deal deal; /* of the last (epoch, parallelism): only spares making it again */
+    shard_plan shard_plan; /* of the last (epoch, parallelism): only spares making it again */
     bool dealt;
     uint32_t *order; /* of the last function's share */
     int ordered;     /* that function, -1 */
@@ -89,7 +89,7 @@ static void release_views(loader *l)
     l->chunk_count = 0;
 }
 
-static void end_loan(loader *l)
+static void end_ipc_handle(loader *l)
 {
     if (l->lent)
         dataset_release(l->config.data, DATASET_TRAIN, l->lent_chunk);
@@ -254,29 +254,30 @@ void loader_close(loader *l)
     loader_end(l);
     slot_free(&l->slot);
     free(l->order);
-    deal_free(&l->deal);
+    shard_plan_free(&l->shard_plan);
     free(l->scale);
     free(l->shift);
     free(l->keys);
     free(l);
 }
 
-static int deal_epoch(loader *l, uint32_t epoch, int parallelism, err *e)
+static int shard_plan_epoch(loader *l, uint32_t epoch, int parallelism, err *e)
 {
-    if (l->dealt && l->deal.spec.epoch == epoch && l->deal.spec.parallelism == parallelism)
+    if (l->dealt && l->shard_plan.spec.epoch == epoch &&
+        l->shard_plan.spec.parallelism == parallelism)
         return 0;
     loader_end(l); /* an open run reads its list of chunks from the deal */
-    deal_free(&l->deal);
-    l->deal = (deal){0};
+    shard_plan_free(&l->shard_plan);
+    l->shard_plan = (shard_plan){0};
     l->dealt = false;
     l->ordered = -1;
-    deal_spec spec = {.seed = l->config.seed,
-                      .samples = l->info->samples[DATASET_TRAIN],
-                      .chunk_samples = l->info->chunk_samples,
-                      .batch_size = (uint32_t)l->config.batch,
-                      .parallelism = parallelism,
-                      .epoch = epoch};
-    if (deal_init(&l->deal, &spec, e) != 0)
+    shard_plan_spec spec = {.seed = l->config.seed,
+                            .samples = l->info->samples[DATASET_TRAIN],
+                            .chunk_samples = l->info->chunk_samples,
+                            .batch_size = (uint32_t)l->config.batch,
+                            .parallelism = parallelism,
+                            .epoch = epoch};
+    if (shard_plan_init(&l->shard_plan, &spec, e) != 0)
         return -1;
     l->dealt = true;
     return 0;
@@ -286,21 +287,21 @@ static int order_share(loader *l, int function, err *e)
 {
     if (l->ordered == function)
         return 0;
-    size_t n = (size_t)l->deal.share[function];
+    size_t n = (size_t)l->shard_plan.share[function];
     uint32_t *order = realloc(l->order, (n ? n : 1) * sizeof *order);
     if (!order)
         return err_set(e, ERR_NOMEM, "no memory for the order of %zu samples", n);
     l->order = order;
-    deal_order(&l->deal, function, order);
+    shard_plan_order(&l->shard_plan, function, order);
     l->ordered = function;
     return 0;
 }
 
 int loader_batches(loader *l, uint32_t epoch, int parallelism, int function, uint32_t *out, err *e)
 {
-    if (deal_epoch(l, epoch, parallelism, e) != 0)
+    if (shard_plan_epoch(l, epoch, parallelism, e) != 0)
         return -1;
-    *out = deal_batches(&l->deal, function);
+    *out = shard_plan_batches(&l->shard_plan, function);
     return 0;
 }
 
@@ -310,15 +311,15 @@ int loader_train(loader *l, uint32_t epoch, int parallelism, int function, uint3
     loader_end(l);
     if (function < 0 || function >= parallelism)
         return err_set(e, ERR_INVALID, "function %d of %d", function, parallelism);
-    if (deal_epoch(l, epoch, parallelism, e) != 0 || order_share(l, function, e) != 0)
+    if (shard_plan_epoch(l, epoch, parallelism, e) != 0 || order_share(l, function, e) != 0)
         return -1;
-    uint32_t batches = deal_batches(&l->deal, function);
+    uint32_t batches = shard_plan_batches(&l->shard_plan, function);
     if (batch_begin > batches || batch_count > batches - batch_begin)
         return err_set(e, ERR_INVALID, "batches %u to %u of a share that has %u", batch_begin,
                        batch_begin + batch_count, batches);
-    deal_samples(&l->deal, function, batch_begin, batch_count, begin, end);
-    if (make_views(l, deal_chunk_list(&l->deal, function), deal_chunk_count(&l->deal, function),
-                   e) != 0)
+    shard_plan_samples(&l->shard_plan, function, batch_begin, batch_count, begin, end);
+    if (make_views(l, shard_plan_chunk_list(&l->shard_plan, function),
+                   shard_plan_chunk_count(&l->shard_plan, function), e) != 0)
         return -1;
     l->run = (run){.open = true, .training = true, .epoch = epoch, .function = function,
                    .at = *begin, .end = *end};
@@ -334,8 +335,8 @@ int loader_test(loader *l, int parallelism, int function, uint64_t *samples, err
     uint32_t begin = 0, end = 0;
     *samples = 0;
     if (l->info->samples[DATASET_TEST])
-        deal_test_share(l->info->samples[DATASET_TEST], l->info->chunk_samples, parallelism,
-                        function, &begin, &end, samples);
+        shard_plan_test_share(l->info->samples[DATASET_TEST], l->info->chunk_samples, parallelism,
+                              function, &begin, &end, samples);
     if (make_views(l, NULL, end - begin, e) != 0)
         return -1;
     l->run = (run){.open = true, .function = function, .end = *samples, .test_chunk = begin};
@@ -355,7 +356,7 @@ int loader_next(loader *l, engine_batch *out, err *e)
 
 void loader_end(loader *l)
 {
-    end_loan(l);
+    end_ipc_handle(l);
     if (!l->run.open)
         return;
     release_views(l);
@@ -369,7 +370,7 @@ static int lend_chunk(void *from, uint32_t first, backend_rows *out, err *e)
 {
     loader *l = from;
     dataset_chunk c;
-    end_loan(l);
+    end_ipc_handle(l);
     uint32_t chunk = first / l->info->chunk_samples;
     if (dataset_view(l->config.data, DATASET_TRAIN, chunk, &c, e) != 0)
         return -1;

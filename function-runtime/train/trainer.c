@@ -74,7 +74,7 @@ static int misfit(const dataset_info *d, err *e)
     return err_wrap(e, "model for samples of (%u, %u, %u)", d->channels, d->height, d->width);
 }
 
-int trainer_fits(program *p, const dataset_info *d, err *e)
+int trainer_shape_check(program *p, const dataset_info *d, err *e)
 {
     engine_config c = {0};
     program_config(p, d, &c);

@@ -61,7 +61,7 @@ int trainer_open(const trainer_config *c, trainer **out, char reason[TRAINER_REA
 void trainer_close(trainer *t); /* NULL is fine */
 /* Whether trainer_open would take that data set's samples and labels. Only the network's graph is
  * built. ERR_INVALID as its "ShapeMismatch". */
-int trainer_fits(program *p, const dataset_info *d, err *e);
+int trainer_shape_check(program *p, const dataset_info *d, err *e);
 
 /* The first weights of all, from the seed; the optimizer begins anew. */
 int trainer_draw(trainer *t, err *e);

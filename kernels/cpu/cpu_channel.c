@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu_runs.h"
+#include "cpu_spans.h"
 
 /* ---- windows --------------------------------------------------------------------------------- */
 

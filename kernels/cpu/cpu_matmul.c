@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "cpu_matmul16.h"
-#include "cpu_runs.h"
+#include "cpu_spans.h"
 
 enum {
     /* of pixels that are worked on at a time: they stay in the second cache */

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu_runs.h"
+#include "cpu_spans.h"
 
 void mask_samples(const program *p, const layer *l, int from, int to, float *db)
 {

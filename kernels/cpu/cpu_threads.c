@@ -9,7 +9,7 @@
  * when spinning has not helped. */
 #include "cpu_threads.h"
 
-#include "cpu_flush.h"
+#include "cpu_denormals.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

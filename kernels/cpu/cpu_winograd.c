@@ -401,8 +401,8 @@ int layer_winograd(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     size_t threads = (size_t)cpu_threads_count(p->threads);
-    if (wino_is_fleeting(p, l))
-        return layer_winograd_fleeting(p, l);
+    if (wino_is_recomputed(p, l))
+        return layer_winograd_recomputed(p, l);
     l->ops = &winograd_ops;
     l->together = l->fresh = true;
     l->folds = !winograd_leases(p);

@@ -1,5 +1,5 @@
 /* cpu_winograd.h: what the two ways of running a Winograd layer share. cpu_winograd.c keeps the
- * transformed weights and takes group after group of tiles; cpu_winograd_fleeting.c transforms a
+ * transformed weights and takes group after group of tiles; cpu_winograd_recomputed.c transforms a
  * few filters' weights, uses them for all tiles of the batch at once, and forgets them. */
 #ifndef KUBEML_CPU_WINOGRAD_H
 #define KUBEML_CPU_WINOGRAD_H
@@ -74,9 +74,9 @@ typedef struct wino_part {
 void wino_sum(const program *p, size_t q, const wino_array *d, const wino_array *x,
               const wino_part *part, bool add, float *du, size_t ld);
 
-/* Is it for this layer? Then layer_winograd_fleeting makes it. */
-bool wino_is_fleeting(const program *p, const layer *l);
-int layer_winograd_fleeting(program *p, layer *l);
+/* Is it for this layer? Then layer_winograd_recomputed makes it. */
+bool wino_is_recomputed(const program *p, const layer *l);
+int layer_winograd_recomputed(program *p, layer *l);
 
 /* Is a convolution of the kind conv_is_winograd pooled where its tiles are transformed back? Each
  * tile must be one cell of the pooling. Backward such a layer goes by the winners: cpu_conv.c,

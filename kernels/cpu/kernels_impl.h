@@ -110,7 +110,7 @@ static void transpose(int rows, int cols, const float *src, size_t lds, float *d
 #endif
 #define GREY_TILES (!KERNELS_NARROW && !KERNELS_WIDE)
 #if GREY_TILES
-#include "conv_grey_impl.h"
+#include "conv_single_channel_impl.h"
 #endif
 #include "channel_tile_impl.h"
 #include "wino_math_impl.h"

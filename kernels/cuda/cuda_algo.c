@@ -2,8 +2,8 @@
  *
  * Every pass of every layer is timed once per machine type and shape, and again when the libraries
  * or our kernels are others: what the libraries offer and our own kernel, on the tensors that the
- * plan has laid out. The winners are kept (cuda_known.c), so that a warm function measures nothing
- * and the same job computes the same way again.
+ * plan has laid out. The winners are kept (cuda_autotune.c), so that a warm function measures
+ * nothing and the same job computes the same way again.
  *
  * Where a cap, or a full device, leaves out ways for the workspace that they want, what is measured
  * is the fastest of the rest: it stands under a key of its own, with that limit, and is nothing to
@@ -318,7 +318,7 @@ static bool usable(program *p, const task *t, int at)
 static int recall(program *p, const task *t, const char *key)
 {
     char winner[WINNER_BYTES];
-    int at = cuda_algorithm_known(key, winner) ? find_offer(t, winner) : -2;
+    int at = cuda_autotune_find(key, winner) ? find_offer(t, winner) : -2;
     return usable(p, t, at) ? at : -2;
 }
 
@@ -374,8 +374,8 @@ static bool recall_alone(program *p, const device_facts *f, task *t)
     cuda_task_key(f, &t->what, all);
     memcpy(key, all, sizeof key);
     add_limit(p, key);
-    if ((p->workspace_limit == WORKSPACE_MAX || !cuda_algorithm_known(key, winner)) &&
-        !cuda_algorithm_known(all, winner))
+    if ((p->workspace_limit == WORKSPACE_MAX || !cuda_autotune_find(key, winner)) &&
+        !cuda_autotune_find(all, winner))
         return false;
     if (strcmp(winner, WINNER_OWN) == 0) {
         take_choice(t, -1);

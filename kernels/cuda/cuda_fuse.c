@@ -135,7 +135,7 @@ static int list(const graph *g, const backend_config *c, plan *out, err *e)
     out->count = status == 0 ? p->fusing_count : 0;
     for (int i = 0; i < out->count; i++) {
         make_key(p, &f, &p->fusings[i], out->key[i]);
-        if (!cuda_algorithm_known(out->key[i], winner))
+        if (!cuda_autotune_find(out->key[i], winner))
             out->unknown |= UINT32_C(1) << i;
         else if (strcmp(winner, apart_name) == 0)
             out->apart |= UINT32_C(1) << i;

@@ -23,7 +23,7 @@ cuda_model cuda_model_own(const program *p)
     return (cuda_model){p->params, p->buffers, p->state, p->counters};
 }
 
-cuda_model cuda_model_at(char *base, const backend_loan *l)
+cuda_model cuda_model_at(char *base, const backend_ipc_handle *l)
 {
     return (cuda_model){(float *)(void *)(base + l->params), (float *)(void *)(base + l->buffers),
                         (float *)(void *)(base + l->state),
@@ -38,7 +38,7 @@ cuda_model cuda_model_mean(const program *p)
 /* ---- the mean's memory ----------------------------------------------------------------------- */
 
 /* The blocks one behind the other; gives the bytes of all. */
-static size_t lay(const program *p, backend_loan *l)
+static size_t lay(const program *p, backend_ipc_handle *l)
 {
     l->params = 0;
     l->buffers = cuda_aligned(cuda_model_count(p, 0) * sizeof(float));
@@ -62,7 +62,7 @@ int cuda_mean_take(program *p, err *e)
 
 size_t cuda_mean_untaken(const program *p)
 {
-    backend_loan unused;
+    backend_ipc_handle unused;
     return p->mean.memory ? 0 : lay(p, &unused);
 }
 

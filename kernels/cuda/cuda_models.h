@@ -17,7 +17,7 @@ size_t cuda_model_count(const program *p, int which); /* floats of a block */
 float *cuda_model_block(const cuda_model *m, int which);
 
 cuda_model cuda_model_own(const program *p);
-cuda_model cuda_model_at(char *base, const backend_loan *l);
+cuda_model cuda_model_at(char *base, const backend_ipc_handle *l);
 /* Memory for a mean, the first time. ERR_NOMEM: it does not fit; ERR_LIMIT: it is over the cap. */
 int cuda_mean_take(program *p, err *e);
 size_t cuda_mean_untaken(const program *p); /* what that would take now */

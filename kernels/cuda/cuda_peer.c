@@ -13,7 +13,7 @@
 
 typedef struct peers {
     unsigned char device[BACKEND_DEVICE_BYTES];
-    backend_loan own, mean;
+    backend_ipc_handle own, mean;
     bool lent, leads;
     void *open[CUDA_MERGE_MAX]; /* during a call */
     int count;
@@ -34,7 +34,7 @@ static int make_peers(program *p, err *e)
     return 0;
 }
 
-static int name_loan(program *p, void *memory, backend_loan *l, err *e)
+static int name_ipc_handle(program *p, void *memory, backend_ipc_handle *l, err *e)
 {
     memcpy(l->device, p->peers->device, sizeof l->device);
     return p->d->share(p->dev, memory, l->handle, e);
@@ -45,18 +45,18 @@ static uint64_t offset_of(const program *p, const void *block)
     return (uint64_t)((const char *)block - p->memory);
 }
 
-static int lend(backend_program *base, backend_loan *out, err *e)
+static int lend(backend_program *base, backend_ipc_handle *out, err *e)
 {
     program *p = (program *)base;
     if (make_peers(p, e))
         return -1;
     if (!p->peers->lent) {
-        backend_loan *own = &p->peers->own;
+        backend_ipc_handle *own = &p->peers->own;
         own->params = offset_of(p, p->params);
         own->buffers = offset_of(p, p->buffers);
         own->state = offset_of(p, p->state);
         own->counters = offset_of(p, p->counters);
-        if (name_loan(p, p->memory, own, e))
+        if (name_ipc_handle(p, p->memory, own, e))
             return -1;
         p->peers->lent = true;
     }
@@ -71,7 +71,7 @@ static int lend_mean(program *p, err *e)
     if (cuda_mean_take(p, e))
         return -1;
     all->mean = p->mean.place;
-    if (name_loan(p, p->mean.memory, &all->mean, e)) {
+    if (name_ipc_handle(p, p->mean.memory, &all->mean, e)) {
         if (!had)
             cuda_mean_drop(p);
         return -1;
@@ -88,12 +88,12 @@ void cuda_peers_drop(program *p)
 
 /* ---- borrowing ------------------------------------------------------------------------------- */
 
-static bool lies_here(const program *p, const backend_loan *l)
+static bool lies_here(const program *p, const backend_ipc_handle *l)
 {
     return memcmp(l->device, p->peers->device, sizeof l->device) == 0;
 }
 
-static int borrow(program *p, const backend_loan *l, cuda_model *out, err *e)
+static int borrow(program *p, const backend_ipc_handle *l, cuda_model *out, err *e)
 {
     peers *all = p->peers;
     void *at;
@@ -126,7 +126,7 @@ static void close_all(program *p)
 }
 
 /* Whether they can be opened at all. */
-static int try_to_borrow(program *p, const backend_loan *of, int n, err *e)
+static int try_to_borrow(program *p, const backend_ipc_handle *of, int n, err *e)
 {
     cuda_model unused;
     int rc = 0;
@@ -136,7 +136,8 @@ static int try_to_borrow(program *p, const backend_loan *of, int n, err *e)
     return rc;
 }
 
-static int lead(backend_program *base, const backend_loan *of, int n, backend_loan *mean, err *e)
+static int reduce_root(backend_program *base, const backend_ipc_handle *of, int n,
+                       backend_ipc_handle *mean, err *e)
 {
     program *p = (program *)base;
     if (make_peers(p, e) || try_to_borrow(p, of, n, e))
@@ -167,7 +168,7 @@ typedef struct inputs {
 
 /* A process that ended is followed by another one: that its model cannot be opened any more is no
  * reason to average elsewhere from now on. */
-static int not_there(const program *p, const backend_loan *l, err *e)
+static int not_there(const program *p, const backend_ipc_handle *l, err *e)
 {
     if (e && e->code == ERR_UNSUPPORTED && lies_here(p, l))
         e->code = ERR_CORRUPT;
@@ -247,7 +248,7 @@ static int average_lent(backend_program *base, const backend_lent *of, int n, ui
     return rc;
 }
 
-static int adopt(backend_program *base, const backend_loan *from, uint64_t sum, err *e)
+static int adopt(backend_program *base, const backend_ipc_handle *from, uint64_t sum, err *e)
 {
     program *p = (program *)base;
     cuda_model there;
@@ -260,7 +261,7 @@ static int adopt(backend_program *base, const backend_loan *from, uint64_t sum, 
 
 const backend_peers cuda_peers = {
     .lend = lend,
-    .lead = lead,
+    .reduce_root = reduce_root,
     .sum = sum_own,
     .average = average_lent,
     .adopt = adopt,

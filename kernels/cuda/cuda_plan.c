@@ -6,7 +6,8 @@
 
 #include "common/base/cleanup.h"
 #include "cuda_memory.h"
-#include "cuda_program.h"
+#include "cuda_run.h"
+#include "kernels/ops.h"
 #include "kernels/plan.h"
 
 /* ---- fusing ---------------------------------------------------------------------------------- */
@@ -168,10 +169,14 @@ static void find_beside(program *p)
     p->beside = !p->c.inference && p->convolutions >= BESIDE_LEAST && fuses(p, 0, FUSING_BESIDE);
 }
 
-/* A window's place must fit winner's 16 bits, and our products count rows in 31. */
+/* A layer needs kernels, a window's place must fit winner's 16 bits, and our products count rows
+ * in 31. */
 static int check_node(const program *p, const graph_node *n, err *e)
 {
     size_t batch = (size_t)p->c.batch;
+    if (!cuda_ops[n->op].forward)
+        return err_set(e, ERR_UNSUPPORTED, "%s: the GPU has no kernels for %s", n->name,
+                       graph_op_name(n->op));
     if (n->op == OP_MAX_POOL &&
         (size_t)n->pool.kernel_h * (size_t)n->pool.kernel_w > POOL_WINDOW_MAX)
         return err_set(e, ERR_UNSUPPORTED, "%s: a window of %dx%d is too large for the GPU",
@@ -301,7 +306,8 @@ static void set_lifetimes(const program *p, plan_item *items)
             items[nodes + out] =
                 (plan_item){.bytes = bytes, .first = begin, .last = 2 * T - l + lingers(p, at)};
         }
-        int moment = training && graph_reads_inputs(at->node->op) ? 2 * T - l + lingers(p, at) : l;
+        int moment =
+            training && op_rows[at->node->op].reads_inputs ? 2 * T - l + lingers(p, at) : l;
         for (int k = 0; k < at->node->in_count; k++)
             until(&items[at->node->in[k]], moment);
         if (at->also >= 0)
@@ -445,7 +451,7 @@ int cuda_plan_memory(program *p, err *e)
     if (arena == SIZE_MAX)
         return err_set(e, ERR_NOMEM, "no memory for the plan of %zu layers", nodes);
     for (int l = 0; l < p->layer_count; l++)
-        if (p->layers[l].node->weight >= 0 && p->layers[l].node->op != OP_BATCH_NORM)
+        if (p->layers[l].node->op == OP_CONV2D || p->layers[l].node->op == OP_LINEAR)
             turn(p, p->layers[l].node);
     count_scratch(p, &sums, &norm);
     lay_staging(p);

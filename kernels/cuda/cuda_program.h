@@ -143,7 +143,7 @@ typedef struct program {
     struct { /* cuda_models.c's: of models of several processes */
         char *memory; /* NULL: it was never wanted */
         size_t bytes;
-        backend_loan place; /* where in it */
+        backend_ipc_handle place; /* where in it */
     } mean;
     device_comm *comm; /* cuda_comm.c's; NULL: not connected */
     char *choices;
@@ -162,10 +162,10 @@ int cuda_choose(program *p, err *e);
  * May clear all of the program's memory. */
 void cuda_wake(program *p);
 
-/* cuda_known.c */
+/* cuda_autotune.c */
 void cuda_algorithms_read(void); /* the cache's file, once a process */
 /* The cache's entries, which cuda_fuse.c keeps there too; what was learned is written by `keep`. */
-bool cuda_algorithm_known(const char *key, char winner[WINNER_BYTES]);
+bool cuda_autotune_find(const char *key, char winner[WINNER_BYTES]);
 /* The one that came so many before the last; false: there are not so many. */
 bool cuda_algorithm_at(int at, char key[KEY_BYTES], char winner[WINNER_BYTES]);
 void cuda_algorithm_learn(const char *key, const char *winner);
@@ -181,11 +181,11 @@ void cuda_task_key(const device_facts *f, const conv_task *t, char key[KEY_BYTES
 /* Whose key that is, if it is one of those, of this device and build. */
 bool cuda_task_of_key(const device_facts *f, const char *key, conv_task *out);
 /* backend.known and backend.learned. */
-void cuda_algorithms_known(const char *lines);
-char *cuda_algorithms_learned(void);
+void cuda_autotune_load(const char *lines);
+char *cuda_autotune_dump(void);
 
-/* cuda_rehearse.c: backend.rehearse. */
-void cuda_rehearse(int ordinal);
+/* cuda_preload.c: backend.rehearse. */
+void cuda_preload(int ordinal);
 
 /* cuda_fuse.c: which of the fusings that this graph allows are not to be done, by what was measured
  * once per machine type and shape. */

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "common/contract/limits.h"
 #include "kernels/engine.h"
 
 /* How the network begins: torchvision's way for large images, or one that keeps a 32x32 image's
@@ -18,7 +19,7 @@ typedef enum zoo_stem { ZOO_STEM_AUTO, ZOO_STEM_CIFAR, ZOO_STEM_IMAGENET } zoo_s
 /* How samples are scaled: kml_transform's words. */
 typedef enum zoo_scale { ZOO_SCALE_STANDARDISE, ZOO_SCALE_MIN_MAX, ZOO_SCALE_NONE } zoo_scale;
 
-enum { ZOO_CROP_MAX = 64 };
+enum { ZOO_CROP_MAX = LIMITS_CROP_MAX };
 
 /* What a builder gets as `user`; NULL means {0}. flip, crop and scale are for whoever trains the
  * model without code: no builder reads them. */
@@ -39,7 +40,8 @@ typedef struct zoo_model {
     bool stems;    /* has one for small and one for large images */
 } zoo_model;
 
-enum { ZOO_TEXT_BYTES = 64 }; /* of a model's text with its options, with the NUL */
+/* Of a model's text with its options, with the NUL. */
+enum { ZOO_TEXT_BYTES = LIMITS_MODEL_TEXT_BYTES };
 
 /* All models; NULL past the end. */
 const zoo_model *zoo_at(int index);

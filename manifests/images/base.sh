@@ -1,6 +1,6 @@
 #!/bin/bash
-# Makes a base image where nothing can be pulled, from the distribution's packages, for buildah: base.sh NAME [SUITE]
-# As root, with debootstrap. Then: make images BASE=NAME
+# Makes a base image for buildah from the distribution's packages, where nothing can be pulled: base.sh NAME [SUITE]
+# Needs root and debootstrap. Then run: make images BASE=NAME
 set -euo pipefail
 name=$1 suite=${2:-bookworm}
 read -ra options <<<"${BUILDAH_OPTIONS---storage-driver vfs}"

@@ -1,13 +1,18 @@
 #!/bin/bash
 # Builds the images with docker, podman or buildah, whichever works here: build.sh [IMAGE...]
-# Settings: ENGINE; BASE (base image, with the C library of the build's, which is BASE too);
-# PREFIX and TAG of the names (localhost/ and the version); JOBS; OUT, a folder that gets NAME.tar of each; LAYERS=1:
-# buildah keeps what each step gave, for the next time; PREBUILT, a folder that make built the programs in on this
-# machine, where it runs the distribution that BASE is: nothing is compiled then.
+# Settings:
+#   ENGINE       docker, podman or buildah
+#   BASE         the base image; the build runs on it too, so both have one C library
+#   PREFIX, TAG  of the names: localhost/ and the version
+#   JOBS         of make
+#   OUT          a folder that gets NAME.tar of each image
+#   LAYERS=1     buildah keeps each step's layer for the next build
+#   PREBUILT     a folder in which make built the programs on this machine, which must run BASE's distribution: nothing is
+#                compiled then
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 : "${PREFIX:=localhost/}" "${JOBS:=2}" "${BASE:=docker.io/library/debian:12-slim}" "${OUT:=}" "${LAYERS:=}" "${PREBUILT:=}"
-: "${TAG:=$(sed -n 's/.*KUBEML_VERSION "\(.*\)".*/\1/p' "$root/common/version.h")}"
+: "${TAG:=$(sed -n 's/.*KUBEML_VERSION "\(.*\)".*/\1/p' "$root/common/base/version.h")}"
 images=("$@")
 [ $# -gt 0 ] || images=(controller builder ps function-cpu)
 
@@ -23,7 +28,7 @@ for candidate in docker podman buildah; do
 done
 [ -n "$engine" ] || { echo "images: none of docker, podman and buildah works here" >&2; exit 1; }
 
-# Where a container may not be started as usual (no overlay, no namespaces), buildah has a plainer way.
+# buildah also works where containers cannot be started as usual (no overlay, no namespaces), with these options.
 options=()
 if [ "$engine" = buildah ]; then
     read -ra options <<<"${BUILDAH_OPTIONS---storage-driver vfs}"
@@ -44,7 +49,7 @@ save() { # NAME FILE
     esac
 }
 
-# The context is what the build needs, and nothing that lies about in a working tree.
+# The context is what the build needs, and no other file of the working tree.
 context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
 (cd "$root" && git ls-files -co --exclude-standard -- Makefile common controller ps function-runtime kernels cli builder \

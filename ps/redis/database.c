@@ -88,7 +88,7 @@ static void fill_access(const database *d, const database_task *t, modelstore_ac
     snprintf(a->user, sizeof a->user, "%s", user);
     snprintf(a->password, sizeof a->password, "%s", password);
     snprintf(a->job, sizeof a->job, "%s", t->job);
-    snprintf(a->carrier, sizeof a->carrier, "%s", d->config.socket ? "socket" : "shm");
+    snprintf(a->tensor_path, sizeof a->tensor_path, "%s", d->config.socket ? "socket" : "shm");
     snprintf(a->segment_dir, sizeof a->segment_dir, "%.*s", (int)sizeof a->segment_dir - 1,
              t->shm_dir);
 }

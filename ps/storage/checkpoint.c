@@ -11,7 +11,7 @@
 #include "common/base/cleanup.h"
 #include "common/base/failpoint.h"
 #include "common/base/log.h"
-#include "common/contract/left_out.h"
+#include "common/contract/tensor_filter.h"
 #include "common/contract/request.h"
 #include "common/formats/safetensors.h"
 #include "common/store/model_blob.h"
@@ -398,23 +398,23 @@ static bool is_weight(const char *name)
     return strncmp(name, "optimizer.", 10) != 0;
 }
 
-static int take_weights(safetensors *f, left_out *out, model *m, err *e)
+static int take_weights(safetensors *f, tensor_filter *out, model *m, err *e)
 {
     for (size_t i = 0; i < m->layout.count; i++)
         if (m->layout.entries[i].kind != LAYOUT_STATE && is_weight(m->layout.entries[i].name))
-            left_out_has(out, m->layout.entries[i].name);
-    if (left_out_end(out, e))
+            tensor_filter_has(out, m->layout.entries[i].name);
+    if (tensor_filter_end(out, e))
         return -1;
     for (size_t i = 0; i < m->layout.count; i++) {
         const layout_entry *at = &m->layout.entries[i];
         bool optional = at->kind == LAYOUT_COUNTER && !safetensors_find(f, at->name);
         if (at->kind != LAYOUT_STATE && is_weight(at->name) && !optional &&
-            !left_out_has(out, at->name) && read_entry(f, m, at, e))
+            !tensor_filter_has(out, at->name) && read_entry(f, m, at, e))
             return -1;
     }
     for (size_t i = 0; i < safetensors_count(f); i++) {
         const char *name = safetensors_at(f, i)->name;
-        if (is_weight(name) && !layout_find(&m->layout, name) && !left_out_has(out, name))
+        if (is_weight(name) && !layout_find(&m->layout, name) && !tensor_filter_has(out, name))
             return err_set(e, ERR_INVALID, "tensor %s is none of the model's", name);
     }
     return 0;
@@ -446,7 +446,7 @@ static int open_init(store *s, const char *init, blob **b, safetensors **f, err 
 
 int checkpoint_init(store *s, const char *init, const char *without, model *m, err *e)
 {
-    left_out out = {.list = without};
+    tensor_filter out = {.list = without};
     blob *b;
     safetensors *f;
     err why = ERR_INIT;

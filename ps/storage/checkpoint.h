@@ -70,8 +70,8 @@ int checkpoint_drop_final(store *s, const char *job, err *e);
 /* Of those written where it was suspended, all but that of kubeml-ps `generation` (-1: all). */
 int checkpoint_prune_suspended(store *s, const char *job, int generation, err *e);
 /* Fills the weights of `m` (parameters, buffers, their counters; optimizer state stays as it is, as
- * what `without` names does: left_out.h, NULL: none) from `models/<init>/final` or the blob `init`;
- * of a job that was resumed since, and has no final model now, from its newest checkpoint.
+ * what `without` names does: tensor_filter.h, NULL: none) from `models/<init>/final` or the blob
+ * `init`; of a job that was resumed since, and has no final model now, from its newest checkpoint.
  * ERR_INVALID where there is none, where it is damaged, or naming a tensor that is missing, too
  * much, or of another shape or type. Floats of 16 and 64 bits become float32. */
 int checkpoint_init(store *s, const char *init, const char *without, model *m, err *e);

@@ -2,11 +2,11 @@
  *
  * usage: bench_epoch LOCATOR PARALLELISM BATCH EPOCHS
  *
- * Forks PARALLELISM processes of one thread. Each takes the share that deal.h deals it, in the
- * job's order, from samples that lie in memory, trains LeNet-5 on every batch and then evaluates
- * its share of the test set; all wait for each other after each epoch, as a job's functions do. No
- * store, no model store, no merge. Prints the seconds of every epoch but the first, which warms the
- * caches. */
+ * Forks PARALLELISM processes of one thread. Each takes the share that shard_plan.h deals it, in
+ * the job's order, from samples that lie in memory, trains LeNet-5 on every batch and then
+ * evaluates its share of the test set; all wait for each other after each epoch, as a job's
+ * functions do. No store, no model store, no merge. Prints the seconds of every epoch but the
+ * first, which warms the caches. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/contract/deal.h"
+#include "common/contract/shard_plan.h"
 #include "common/dataset/dataset.h"
 #include "kernels/engine.h"
 #include "kernels/zoo/zoo.h"
@@ -68,14 +68,14 @@ static void run_batch(bench *b, const void **rows, const int32_t *labels, int n,
         die(&e);
 }
 
-static void train_epoch(bench *b, const deal *d, const uint32_t *order)
+static void train_epoch(bench *b, const shard_plan *d, const uint32_t *order)
 {
     const void *rows[BATCH_MAX];
     int32_t labels[BATCH_MAX];
     int n = 0;
     for (uint64_t i = 0; i < d->share[b->function]; i++) {
         uint32_t chunk, offset;
-        deal_locate(d, b->function, order[i], &chunk, &offset);
+        shard_plan_locate(d, b->function, order[i], &chunk, &offset);
         rows[n] = sample_at(b, DATASET_TRAIN, chunk, offset, &labels[n]);
         if (++n == b->batch || i + 1 == d->share[b->function]) {
             run_batch(b, rows, labels, n, true);
@@ -91,8 +91,8 @@ static void test_epoch(bench *b)
     uint32_t begin, end;
     uint64_t samples;
     int n = 0;
-    deal_test_share(b->info->samples[DATASET_TEST], b->info->chunk_samples, b->parallelism,
-                    b->function, &begin, &end, &samples);
+    shard_plan_test_share(b->info->samples[DATASET_TEST], b->info->chunk_samples, b->parallelism,
+                          b->function, &begin, &end, &samples);
     for (uint64_t i = 0; i < samples; i++) {
         uint32_t in_chunk = (uint32_t)(i % b->info->chunk_samples);
         uint32_t chunk = begin + (uint32_t)(i / b->info->chunk_samples);
@@ -138,16 +138,18 @@ static void run_function(bench *b, const char *locator, int epochs, pthread_barr
     open_bench(b, locator);
     int64_t started = 0;
     for (int epoch = 0; epoch < epochs; epoch++) {
-        deal d = {0};
-        deal_spec spec = {.samples = b->info->samples[DATASET_TRAIN],
-                          .chunk_samples = b->info->chunk_samples, .batch_size = (uint32_t)b->batch,
-                          .parallelism = b->parallelism, .epoch = (uint32_t)epoch};
-        if (deal_init(&d, &spec, &e))
+        shard_plan d = {0};
+        shard_plan_spec spec = {.samples = b->info->samples[DATASET_TRAIN],
+                                .chunk_samples = b->info->chunk_samples,
+                                .batch_size = (uint32_t)b->batch,
+                                .parallelism = b->parallelism,
+                                .epoch = (uint32_t)epoch};
+        if (shard_plan_init(&d, &spec, &e))
             die(&e);
         uint32_t *order = malloc(d.share[b->function] * sizeof *order);
         if (!order)
             exit(1);
-        deal_order(&d, b->function, order);
+        shard_plan_order(&d, b->function, order);
         pthread_barrier_wait(together);
         if (b->function == 0)
             started = clock_monotonic_ns();
@@ -158,7 +160,7 @@ static void run_function(bench *b, const char *locator, int epochs, pthread_barr
         if (b->function == 0 && epoch > 0)
             printf("%.6f\n", (double)(clock_monotonic_ns() - started) * 1e-9);
         free(order);
-        deal_free(&d);
+        shard_plan_free(&d);
     }
     engine_free(b->model);
     dataset_close(b->data); /* the views lie in it */
@@ -174,7 +176,7 @@ int main(int argc, char **argv)
     }
     int parallelism = (int)strtol(argv[2], NULL, 10), batch = (int)strtol(argv[3], NULL, 10);
     int epochs = (int)strtol(argv[4], NULL, 10);
-    if (parallelism < 1 || parallelism > DEAL_FUNCTIONS_MAX || batch < 1 || batch > BATCH_MAX)
+    if (parallelism < 1 || parallelism > SHARD_PLAN_FUNCTIONS_MAX || batch < 1 || batch > BATCH_MAX)
         return 2;
     pthread_barrier_t *together = mmap(NULL, sizeof *together, PROT_READ | PROT_WRITE,
                                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/modelstore/merge.h"
 #include "common/modelstore/redis_link.h"
 #include "modelstore_fixture.h"
 #include "test.h"
@@ -118,7 +119,7 @@ static void one_round(double part[3])
     const modelstore_round r = {.round = round_now,
                                 .version = version_now,
                                 .next_round = round_now + 1,
-                                .rule = "mean",
+                                .rule = merge_rule_default()->name,
                                 .parts = parts,
                                 .count = FUNCTIONS,
                                 .ledger = "{}"};
@@ -166,14 +167,14 @@ static void answer(const char *what, int n)
 
 TEST(serve)
 {
-    const char *kind = getenv("BENCH_KIND"), *carrier = getenv("BENCH_CARRIER");
+    const char *kind = getenv("BENCH_KIND"), *tensor_path = getenv("BENCH_CARRIER");
     const char *floats = getenv("BENCH_FLOATS");
     char what[16];
     int n;
     err e = ERR_INIT;
     const modelstore_state start = {.version = 0};
-    CHECK(kind && carrier && floats);
-    fixture_init(&f, kind, carrier, strtoull(floats, NULL, 10));
+    CHECK(kind && tensor_path && floats);
+    fixture_init(&f, kind, tensor_path, strtoull(floats, NULL, 10));
     block first = fixture_block(f.layout.shape);
     CHECK_OK(modelstore_create(f.owner, &f.layout, &start, FUNCTIONS, &first, NULL,
                                fixture_deadline(), &e),

@@ -263,8 +263,8 @@ def pods_are_restricted():
 
 @case(platform=False)
 def a_function_asks_for_what_a_gpu_operator_counts():
-    """A share by NVIDIA's device plugin, a part of a GPU by MIG, by HAMi with its limits: as docs/guides/kubernetes-operations.md says."""
-    page = (cluster.ROOT / "docs/guides/kubernetes-operations.md").read_text()
+    """A share by NVIDIA's device plugin, a part of a GPU by MIG, by HAMi with its limits: as docs/guides/gpus.md says."""
+    page = (cluster.ROOT / "docs/guides/gpus.md").read_text()
     hami = json.loads(re.search(r"--set-json 'function.resources.limits=(.*)'", page)[1])
     for resource, limits in (("nvidia.com/gpu.shared", {}), ("nvidia.com/mig-1g.10gb", {}), ("nvidia.com/gpu", hami), ("volcano.sh/vgpu-number", {})):
         settings = {"gpu": {"enabled": True, "resource": resource}}

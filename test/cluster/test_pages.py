@@ -35,7 +35,7 @@ esac""",
 
 def blocks(page):
     """The page's commands, as it shows them."""
-    text = (ROOT / "docs" / page).read_text()
+    text = (ROOT / "docs/guides" / page).read_text()
     return [re.sub("^    ", "", b, flags=re.M) for b in re.findall(r"(?:^    .*\n)+", text, flags=re.M)], text
 
 
@@ -173,7 +173,7 @@ def what_functions_on_gpus_run_is_built():
     """And taken to the cluster; as the pages write it, because nothing is built here."""
     more = {image.split(":")[0].removeprefix("kubeml-") for image in images("--set", "gpu.enabled=true") - images()}
     assert more, "the default has it already"
-    for page in ("kubernetes.md", "microk8s.md"):
+    for page in ("gpus.md", "images.md", "microk8s.md"):
         shown = "".join(blocks(page)[0])
         assert set(re.findall(r"IMAGES=(\S+)", shown)) == more, page
     assert set(re.findall(r"import build/images/([a-z-]+)\.tar", shown)) == more, shown

@@ -168,7 +168,7 @@ def model_of(job):
 
 @case(limit=300, platform=False)
 def a_jobs_redis_is_looked_into_by_its_secret():
-    """As docs/guides/kubernetes-operations.md says it: the Secret, a port-forward, redis-cli. It goes with the job."""
+    """As docs/guides/kubernetes-jobs.md says it: the Secret, a port-forward, redis-cli. It goes with the job."""
     if not cluster.OURS and subprocess.run(["which", "redis-cli"], capture_output=True, check=False).returncode:
         skip("no redis-cli")
     with release.shared() as p:

@@ -197,7 +197,7 @@ def waits(p, name, job, retry, of):
     begin = time.monotonic()
     told = kubeml(p, "explain", job)
     left = re.search(words + r" in (\d+) s, after NaNLoss", told)
-    # As the table in docs/guides/kubernetes-operations.md has it; test_job counts the seconds.
+    # As the table in docs/guides/kubernetes-jobs.md has it; test_job counts the seconds.
     assert "Retrying" in told and left and int(left[1]) <= 10 * 2 ** (retry - 1), told
     head, row = kubectl("get", "tj", name, "-n", p.ns, "-o", "wide").stdout.splitlines()
     assert row[head.index("STATE"):].split()[0] == "queued" and row[head.index("RETRIES"):].split()[0] == str(retry), (head, row)

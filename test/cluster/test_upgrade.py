@@ -57,7 +57,7 @@ def a_release_through_its_life():
             job = p.train(slow, **OPTIONS)
             until(lambda: p.task(job)["epoch"] >= 1, 60)
             old = {c["metadata"]["name"] for c in p.controllers()}
-            kubectl("apply", "--server-side", "--force-conflicts", "-f", CHART / "crds")  # as docs/guides/kubernetes-operations.md says
+            kubectl("apply", "--server-side", "--force-conflicts", "-f", CHART / "crds")  # as docs/guides/kubernetes-install.md says
             assert set(warm_sizes(p)) == {"1Gi"}, warm_sizes(p)
             p.settings["function.scratchSize"] = "2Gi"
             p.install(verb="upgrade")
@@ -98,7 +98,7 @@ def a_release_through_its_life():
             running = p.train(slow, **OPTIONS)
             until(lambda: p.task(running)["epoch"] >= 1, 60)
         assert not cluster.listed("pods", ns, f"kubeml.dev/job={running}"), "a job's pods outlive the platform"
-        # Nor anything else of it, its last Job and what that had among it; but what docs/guides/kubernetes-operations.md says.
+        # Nor anything else of it, its last Job and what that had among it; but what docs/guides/kubernetes-install.md says.
         stays = [] if release.mongodb(ns) else ["PersistentVolumeClaim/data-kubeml-mongodb-0", "Secret/kubeml-store"]
         until(lambda: release.made_in(ns) == sorted(nothing + stays), 60, message=lambda: f"left behind: {release.made_in(ns)}")
         assert nodes_counter(ns) == 0

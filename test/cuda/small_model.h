@@ -9,7 +9,7 @@
 
 enum { BATCH = 4, CLASSES = 10 };
 
-void cuda_algorithms_forget(void); /* cuda_known.c, for tests */
+void cuda_algorithms_forget(void); /* cuda_autotune.c, for tests */
 
 static inline int small(graph *g, int x, int outputs, void *user)
 {

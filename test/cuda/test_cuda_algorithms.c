@@ -65,9 +65,9 @@ TEST(what_one_process_has_measured_another_is_told)
     char path[512];
     setenv("KUBEML_CUDA_CACHE", "", 1);
     fake_favourite(0);
-    CHECK(!backend_learned("cuda"));
+    CHECK(!backend_autotune_dump("cuda"));
     engine_free(compiled());
-    char *learned = backend_learned("cuda");
+    char *learned = backend_autotune_dump("cuda");
     long first = fake_measurements();
     CHECK(learned && first > 0);
     CHECK_CONTAINS(learned, "\tdirect\n");
@@ -78,13 +78,13 @@ TEST(what_one_process_has_measured_another_is_told)
     for (const char *line = learned; *line; line = strchr(line, '\n') + 1)
         fprintf(f, "%.*s\town\n", (int)strcspn(line, "\t"), line);
     CHECK(fclose(f) == 0);
-    backend_known("cuda", "of another form\n");
-    backend_known("cuda", learned);
+    backend_autotune_load("cuda", "of another form\n");
+    backend_autotune_load("cuda", learned);
     chooses("conv1 forward direct\n");
     CHECK_INT(fake_measurements(), first);
-    CHECK(!backend_learned("cuda"));
-    backend_known("reference", learned); /* which measures nothing */
-    CHECK(!backend_learned("reference"));
+    CHECK(!backend_autotune_dump("cuda"));
+    backend_autotune_load("reference", learned); /* which measures nothing */
+    CHECK(!backend_autotune_dump("reference"));
     free(learned);
 }
 
@@ -94,7 +94,7 @@ TEST(what_was_measured_with_other_kernels_is_measured_again)
     setenv("KUBEML_CUDA_CACHE", "", 1);
     fake_favourite(0);
     engine_free(compiled());
-    char *learned = backend_learned("cuda"), *others = strdup(learned), *at = others;
+    char *learned = backend_autotune_dump("cuda"), *others = strdup(learned), *at = others;
     for (; *at; at = strchr(at, '\n') + 1) {
         char *version = strstr(at, " own");
         CHECK(version && version < strchr(at, '\t') && version[4] >= '0' && version[4] <= '9');
@@ -103,7 +103,7 @@ TEST(what_was_measured_with_other_kernels_is_measured_again)
     long first = fake_measurements();
     cuda_algorithms_forget();
     fake_favourite(-1);
-    backend_known("cuda", others);
+    backend_autotune_load("cuda", others);
     chooses("conv1 forward own\n");
     CHECK(fake_measurements() > first);
     free(learned);
@@ -202,13 +202,13 @@ TEST(what_is_known_is_the_only_way_that_is_asked_for)
         CHECK_INT(fake_measurements(), measured);
         free(choices);
     }
-    char *learned = backend_learned("cuda"), *at = learned;
+    char *learned = backend_autotune_dump("cuda"), *at = learned;
     CHECK(learned);
     while ((at = strstr(at, "\tdirect\n"))) /* as a library's name of before: nobody has it now */
         memcpy(at, "\tdirekt\n", 8);
     fake_favourite(1);
     cuda_algorithms_forget();
-    backend_known("cuda", learned);
+    backend_autotune_load("cuda", learned);
     long listed = fake_listings();
     engine *m = compiled();
     CHECK(fake_listings() > listed);
@@ -227,8 +227,8 @@ static long rehearses(const char *known)
     cuda_devices_forget(cuda_driver);
     cuda_algorithms_forget();
     if (known)
-        backend_known("cuda", known);
-    backend_rehearse("cuda", 0);
+        backend_autotune_load("cuda", known);
+    backend_preload("cuda", 0);
     CHECK_INT(cuda_memory_held(), 0);
     return fake_first_runs() - before;
 }
@@ -246,13 +246,13 @@ TEST(a_process_that_waits_runs_what_is_known)
         engine *m = compiled();
         char *choices = strdup(engine_choices(m));
         engine_free(m);
-        learned = backend_learned("cuda");
+        learned = backend_autotune_dump("cuda");
         CHECK(choices && learned);
         for (int told = 0; told <= 1; told++) {
             setenv("KUBEML_CUDA_CACHE", told ? "" : path, 1);
             CHECK(rehearses(told ? learned : NULL) > 0);
             long first = fake_first_runs(), opens = fake_opens();
-            backend_rehearse("cuda", 0); /* again, which is no harm */
+            backend_preload("cuda", 0); /* again, which is no harm */
             chooses(choices);
             CHECK_INT(fake_first_runs(), first);
             CHECK_INT(fake_opens(), opens);
@@ -261,8 +261,8 @@ TEST(a_process_that_waits_runs_what_is_known)
         free(choices);
         free(learned);
     }
-    backend_rehearse("reference", 0); /* which has nothing to load */
-    backend_rehearse("cuda", 4);      /* nor is it an error that there is no such device */
+    backend_preload("reference", 0); /* which has nothing to load */
+    backend_preload("cuda", 4);      /* nor is it an error that there is no such device */
 }
 
 /* A line for the fake device, of this build's kernels: those of a linear layer whose batch is n. */
@@ -272,7 +272,7 @@ static void write_line(char line[512], int n, const char *format)
     if (!begin[0]) {
         fake_favourite(0);
         engine_free(compiled());
-        char *learned = backend_learned("cuda");
+        char *learned = backend_autotune_dump("cuda");
         char *end = strchr(strchr(learned, '|') + 1, '|');
         snprintf(begin, sizeof begin, "%.*s", (int)(end + 1 - learned), learned);
         free(learned);
@@ -357,7 +357,7 @@ TEST(a_rehearsal_that_fails_harms_nobody)
     setenv("KUBEML_CUDA_CACHE", "", 1);
     fake_favourite(0);
     engine_free(compiled());
-    char *learned = backend_learned("cuda");
+    char *learned = backend_autotune_dump("cuda");
     fake_break(0);
     rehearses(learned);
     long opens = fake_opens();
@@ -376,7 +376,7 @@ static size_t measure_bare(char **fusings)
     fake_favourite(0);
     engine *m = compiled();
     size_t bytes = cuda_memory_held();
-    char *all = backend_learned("cuda"), *to = *fusings = calloc(1, strlen(all) + 1);
+    char *all = backend_autotune_dump("cuda"), *to = *fusings = calloc(1, strlen(all) + 1);
     for (const char *line = all; *line; line = strchr(line, '\n') + 1)
         if (memmem(line, strcspn(line, "\t"), " head ", 6))
             to += sprintf(to, "%.*s\n", (int)strcspn(line, "\n"), line);
@@ -403,9 +403,9 @@ TEST(what_was_measured_without_room_says_nothing_to_who_has_it)
     setenv("KUBEML_CUDA_CACHE", "", 1);
     size_t bare = measure_bare(&fusings);
     fake_favourite(1);
-    backend_known("cuda", fusings);
+    backend_autotune_load("cuda", fusings);
     CHECK(measures(bare, 300, "conv1 forward own\n") > 0);
-    char *learned = backend_learned("cuda");
+    char *learned = backend_autotune_dump("cuda");
     CHECK_CONTAINS(learned, " workspace 256\town\n");
     CHECK_INT(measures(bare, 300, "conv2 forward own\n"), 0); /* once */
     CHECK_INT(measures(bare, 257, "conv2 forward own\n"), 0); /* nearly the same room */
@@ -415,7 +415,7 @@ TEST(what_was_measured_without_room_says_nothing_to_who_has_it)
     CHECK_INT(measures(bare, 0, "conv2 forward reversed\n"), 0);
     CHECK_INT(fake_listings(), listed);
     cuda_algorithms_forget(); /* another process, without a cap */
-    backend_known("cuda", learned);
+    backend_autotune_load("cuda", learned);
     CHECK(measures(bare, 0, "conv2 forward reversed\n") > 0);
     free(learned);
     free(fusings);
@@ -435,7 +435,7 @@ TEST(programs_that_share_a_cap_leave_room_for_each_other_and_choose_alike)
     for (int roomy = 0; roomy < 2; roomy++) {
         cuda_algorithms_forget();
         fake_favourite(1);
-        backend_known("cuda", fusings);
+        backend_autotune_load("cuda", fusings);
         c.device_memory = PROGRAMS * (bare + (roomy ? 2048 : 300));
         for (int i = 0; i < PROGRAMS; i++) {
             CHECK_OK(engine_compile(&c, &m[i], &e), e);
@@ -473,7 +473,7 @@ TEST(a_full_device_is_such_a_limit_too)
     setenv("KUBEML_CUDA_CACHE", "", 1);
     size_t bare = measure_bare(&fusings);
     fake_favourite(1);
-    backend_known("cuda", fusings);
+    backend_autotune_load("cuda", fusings);
     fake_memory(bare + 300);
     CHECK(measures(bare, 0, "conv1 forward own\n") > 0);
     fake_memory((size_t)8 << 30);
@@ -649,13 +649,13 @@ TEST_LIMIT(what_is_fused_is_measured_and_kept, 120)
     fake_favour_few_launches(false);
     train_lenet("cuda", PRECISION_FP32, "fc1 head apart\n", loss);
     long measured = fake_measurements();
-    char *learned = backend_learned("cuda");
+    char *learned = backend_autotune_dump("cuda");
     CHECK(learned);
     CHECK_CONTAINS(learned, "|train head fp32 n2 c400 120br 84br 10b\tapart\n");
     fake_favour_few_launches(true);
     train_lenet("cuda", PRECISION_FP32, "fc1 head apart\n", loss);
     cuda_algorithms_forget();
-    backend_known("cuda", learned);
+    backend_autotune_load("cuda", learned);
     train_lenet("cuda", PRECISION_FP32, "conv1 pooling apart\n", loss);
     CHECK_INT(fake_measurements(), measured);
     cuda_algorithms_forget();
@@ -724,14 +724,14 @@ TEST_LIMIT(gradients_of_weights_beside_the_rest_are_the_same, 120)
     fake_favourite(1);
     train_beside(residual, PRECISION_FP32, true);
     train_beside(residual, PRECISION_BF16, true);
-    char *learned = backend_learned("cuda");
+    char *learned = backend_autotune_dump("cuda");
     CHECK(learned);
     CHECK_CONTAINS(learned, "|train beside fp32 n4 c2 h12 w12 convolutions9 parameters");
     for (char *at = learned; (at = strstr(at, "|train beside")); at++) {
         char *winner = strchr(at, '\t');
         memcpy(winner + 1, "apart\n", 6); /* as long as "fused\n" */
     }
-    backend_known("cuda", learned);
+    backend_autotune_load("cuda", learned);
     train_beside(residual, PRECISION_FP32, false);
     free(learned);
 }

@@ -163,8 +163,8 @@ typedef struct company {
     engine *m[FUNCTIONS];
     float *was[FUNCTIONS];
     engine_peer of[FUNCTIONS];
-    backend_loan mean;
-    engine_seal seal;
+    backend_ipc_handle mean;
+    engine_fingerprint fingerprint;
 } company;
 
 static const double shares[FUNCTIONS] = {0.25, 0.35, 0.4};
@@ -182,7 +182,7 @@ static void newcomer_adopts(const company *c, backend_precision precision)
     blank.blank = true;
     CHECK_OK(engine_compile(&blank, &m, &e), e);
     long copied = fake_copies_in();
-    CHECK_OK(engine_adopt(m, &c->mean, &c->seal, &e), e);
+    CHECK_OK(engine_adopt(m, &c->mean, &c->fingerprint, &e), e);
     CHECK_INT(fake_copies_in(), copied);
     size_t bytes = engine_state_floats(m) * sizeof(float);
     CHECK(memcmp(engine_floats(m, &e), engine_floats(c->m[0], &e), bytes) == 0);
@@ -198,17 +198,17 @@ static void meet(company *c, const double *weight, backend_precision precision)
 {
     err e = ERR_INIT;
     diverge(c->m, (const int[]){0, 0, 0}, precision, c->was);
-    CHECK_OK(engine_lead(c->m[0], NULL, 0, &c->mean, &e), e);
+    CHECK_OK(engine_reduce_root(c->m[0], NULL, 0, &c->mean, &e), e);
     for (int i = 0; i < FUNCTIONS; i++) {
         CHECK_OK(engine_lend(c->m[i], &c->of[i].where, &e), e);
-        CHECK_OK(engine_sealed(c->m[i], &c->of[i].seal, &e), e);
+        CHECK_OK(engine_fingerprint_now(c->m[i], &c->of[i].fingerprint, &e), e);
         c->of[i].weight = weight[i];
     }
 }
 
 static int average_company(company *c, int *bad, err *e)
 {
-    return engine_average_lent(c->m[0], c->of, FUNCTIONS, &c->seal, bad, e);
+    return engine_average_lent(c->m[0], c->of, FUNCTIONS, &c->fingerprint, bad, e);
 }
 
 static void part(company *c)
@@ -230,15 +230,15 @@ TEST_LIMIT(models_of_several_processes_are_averaged_on_their_device_with_the_ser
         meet(&c, weights[i / 2], i % 2 ? PRECISION_BF16 : PRECISION_FP32);
         CHECK_OK(average_company(&c, &bad, &e), e);
         for (int k = 0; k < FUNCTIONS; k++) { /* nobody's model has changed yet */
-            engine_seal now;
-            CHECK_OK(engine_sealed(c.m[k], &now, &e), e);
-            CHECK(now.sum == c.of[k].seal.sum && now.step == c.of[k].seal.step);
+            engine_fingerprint now;
+            CHECK_OK(engine_fingerprint_now(c.m[k], &now, &e), e);
+            CHECK(now.sum == c.of[k].fingerprint.sum && now.step == c.of[k].fingerprint.step);
         }
         long copied = fake_copies_in();
         for (int k = 1; k < FUNCTIONS; k++)
-            CHECK_OK(engine_adopt(c.m[k], &c.mean, &c.seal, &e), e);
+            CHECK_OK(engine_adopt(c.m[k], &c.mean, &c.fingerprint, &e), e);
         CHECK_INT(fake_copies_in(), copied); /* not through the host */
-        CHECK_OK(engine_adopt(c.m[0], &c.mean, &c.seal, &e), e);
+        CHECK_OK(engine_adopt(c.m[0], &c.mean, &c.fingerprint, &e), e);
         check_mean(c.m, c.was, weights[i / 2], 0);
         newcomer_adopts(&c, i % 2 ? PRECISION_BF16 : PRECISION_FP32);
         draw_work(&w, 99, BATCH);
@@ -286,7 +286,7 @@ static bool average_disturbed(int calls, void (*what)(void *), bool known)
     if (rc == 0) {
         CHECK(merge_floats_generic(want, (const void *const[]){c.was[0], c.was[1], c.was[2]},
                                    shares, FUNCTIONS, count));
-        CHECK_OK(engine_adopt(c.m[0], &c.mean, &c.seal, &e), e);
+        CHECK_OK(engine_adopt(c.m[0], &c.mean, &c.fingerprint, &e), e);
         memcpy(got, engine_floats(c.m[0], &e), count * sizeof *got);
         CHECK(memcmp(got, want, count * sizeof *got) == 0);
     } else {
@@ -332,17 +332,17 @@ TEST_LIMIT(a_mean_whose_process_ends_is_adopted_whole_or_not_at_all, 120)
     for (; right < 1 && calls < 100; calls++) {
         err e = ERR_INIT;
         company c;
-        engine_seal now;
+        engine_fingerprint now;
         int bad;
         meet(&c, shares, PRECISION_FP32);
         CHECK_OK(average_company(&c, &bad, &e), e);
-        CHECK_OK(engine_adopt(c.m[2], &c.mean, &c.seal, &e), e);
+        CHECK_OK(engine_adopt(c.m[2], &c.mean, &c.fingerprint, &e), e);
         fake_interrupt(calls, kill_leader, &c);
-        right += engine_adopt(c.m[1], &c.mean, &c.seal, &e) == 0;
+        right += engine_adopt(c.m[1], &c.mean, &c.fingerprint, &e) == 0;
         fake_interrupt(0, NULL, NULL);
         if (right) {
-            CHECK_OK(engine_sealed(c.m[1], &now, &e), e);
-            CHECK(now.sum == c.seal.sum && now.step == c.seal.step);
+            CHECK_OK(engine_fingerprint_now(c.m[1], &now, &e), e);
+            CHECK(now.sum == c.fingerprint.sum && now.step == c.fingerprint.step);
         } else {
             CHECK_INT(e.code, ERR_CORRUPT);
             const float *left = engine_floats(c.m[1], &e);
@@ -359,31 +359,32 @@ TEST(processes_whose_device_shares_no_memory_say_so)
 {
     err e = ERR_INIT;
     company c;
-    backend_loan mean;
+    backend_ipc_handle mean;
     engine *host, *other;
     int bad;
     meet(&c, shares, PRECISION_FP32);
     fake_refuse_sharing(true); /* walls that came between */
     CHECK_ERR(average_company(&c, &bad, &e), e, ERR_CORRUPT, "not shared between these processes");
     CHECK_INT(bad, 1); /* its own it need not open */
-    CHECK_ERR(engine_adopt(c.m[1], &c.mean, &c.seal, &e), e, ERR_UNSUPPORTED, "not shared");
+    CHECK_ERR(engine_adopt(c.m[1], &c.mean, &c.fingerprint, &e), e, ERR_UNSUPPORTED, "not shared");
     engine_config own = config("cuda");
     CHECK_OK(engine_compile(&own, &other, &e), e);
     size_t held = cuda_memory_held();
     CHECK_ERR(engine_lend(other, &c.of[1].where, &e), e, ERR_UNSUPPORTED, "not shared");
     /* its own mean */
-    CHECK_ERR(engine_lead(other, NULL, 0, &mean, &e), e, ERR_UNSUPPORTED, "not shared");
-    CHECK_ERR(engine_lead(c.m[0], &c.of[1].where, 1, &mean, &e), e, ERR_UNSUPPORTED, "not shared");
+    CHECK_ERR(engine_reduce_root(other, NULL, 0, &mean, &e), e, ERR_UNSUPPORTED, "not shared");
+    CHECK_ERR(engine_reduce_root(c.m[0], &c.of[1].where, 1, &mean, &e), e, ERR_UNSUPPORTED,
+              "not shared");
     CHECK_INT(cuda_memory_held(), held);
     fake_refuse_sharing(false);
-    CHECK_ERR(engine_average_lent(other, c.of, FUNCTIONS, &c.seal, &bad, &e), e, ERR_UNSUPPORTED,
-              "does not lead");
+    CHECK_ERR(engine_average_lent(other, c.of, FUNCTIONS, &c.fingerprint, &bad, &e), e,
+              ERR_UNSUPPORTED, "does not lead");
     engine_free(other);
     fake_gpus(2);
     own.device = 1;
     CHECK_OK(engine_compile(&own, &other, &e), e);
     CHECK_OK(engine_lend(other, &c.of[1].where, &e), e);
-    CHECK_OK(engine_sealed(other, &c.of[1].seal, &e), e);
+    CHECK_OK(engine_fingerprint_now(other, &c.of[1].fingerprint, &e), e);
     CHECK_ERR(average_company(&c, &bad, &e), e, ERR_UNSUPPORTED, "on another GPU");
     CHECK_INT(bad, 1);
     engine_free(other);
@@ -391,7 +392,8 @@ TEST(processes_whose_device_shares_no_memory_say_so)
     CHECK_OK(engine_compile(&own, &host, &e), e);
     CHECK_ERR(engine_lend(host, &c.of[1].where, &e), e, ERR_UNSUPPORTED,
               "the reference backend shares no memory");
-    CHECK_ERR(engine_adopt(host, &c.mean, &c.seal, &e), e, ERR_UNSUPPORTED, "shares no memory");
+    CHECK_ERR(engine_adopt(host, &c.mean, &c.fingerprint, &e), e, ERR_UNSUPPORTED,
+              "shares no memory");
     engine_free(host);
     part(&c);
 }
@@ -400,14 +402,14 @@ TEST(a_mean_that_does_not_fit_under_the_cap)
 {
     err e = ERR_INIT;
     engine *m;
-    backend_loan mean;
+    backend_ipc_handle mean;
     engine_config c = config("cuda");
     CHECK_OK(engine_compile(&c, &m, &e), e);
     cuda_memory_cap(cuda_memory_held() + 1000);
-    CHECK_ERR(engine_lead(m, NULL, 0, &mean, &e), e, ERR_LIMIT,
+    CHECK_ERR(engine_reduce_root(m, NULL, 0, &mean, &e), e, ERR_LIMIT,
               "the mean of models of other processes");
     cuda_memory_cap(0);
-    CHECK_OK(engine_lead(m, NULL, 0, &mean, &e), e);
+    CHECK_OK(engine_reduce_root(m, NULL, 0, &mean, &e), e);
     engine_free(m);
     CHECK_INT(cuda_memory_held(), 0);
 }
@@ -421,7 +423,7 @@ TEST(a_model_that_is_not_finite_is_named)
     meet(&c, shares, PRECISION_FP32);
     engine_floats(c.m[1], &e)[5] = INFINITY;
     CHECK_OK(engine_state_changed(c.m[1], &e), e);
-    CHECK_OK(engine_sealed(c.m[1], &c.of[1].seal, &e), e);
+    CHECK_OK(engine_fingerprint_now(c.m[1], &c.of[1].fingerprint, &e), e);
     CHECK_ERR(average_company(&c, &bad, &e), e, ERR_INVALID, "model 1 holds NaN or infinity");
     CHECK_INT(bad, 1);
     for (int i = 0; i < FUNCTIONS; i++)
@@ -438,26 +440,26 @@ TEST_LIMIT(the_next_process_finds_the_room_of_the_one_that_ended, 60)
     err e = ERR_INIT;
     engine *m[2];
     engine_peer of[2];
-    backend_loan mean;
-    engine_seal seal;
+    backend_ipc_handle mean;
+    engine_fingerprint fingerprint;
     int bad;
     engine_config c = config("cuda");
     CHECK_OK(engine_compile(&c, &m[0], &e), e);
     size_t model = fake_memory_used();
-    CHECK_OK(engine_lead(m[0], NULL, 0, &mean, &e), e);
+    CHECK_OK(engine_reduce_root(m[0], NULL, 0, &mean, &e), e);
     fake_memory(fake_memory_used() + model + model / 2);
     for (int i = 0; i < 10; i++) {
         CHECK_OK(engine_compile(&c, &m[1], &e), e);
         for (int k = 0; k < 2; k++) {
             CHECK_OK(engine_lend(m[k], &of[k].where, &e), e);
-            CHECK_OK(engine_sealed(m[k], &of[k].seal, &e), e);
+            CHECK_OK(engine_fingerprint_now(m[k], &of[k].fingerprint, &e), e);
             of[k].weight = both[k];
         }
-        CHECK_OK(engine_lead(m[0], &of[1].where, 1, &mean, &e), e);
+        CHECK_OK(engine_reduce_root(m[0], &of[1].where, 1, &mean, &e), e);
         CHECK_INT(fake_opened(), 0);
-        CHECK_OK(engine_average_lent(m[0], of, 2, &seal, &bad, &e), e);
-        CHECK(seal.sum == of[0].seal.sum); /* of two alike */
-        CHECK_OK(engine_adopt(m[1], &mean, &seal, &e), e);
+        CHECK_OK(engine_average_lent(m[0], of, 2, &fingerprint, &bad, &e), e);
+        CHECK(fingerprint.sum == of[0].fingerprint.sum); /* of two alike */
+        CHECK_OK(engine_adopt(m[1], &mean, &fingerprint, &e), e);
         CHECK_INT(fake_opened(), 0);
         engine_free(m[1]);
     }
@@ -540,11 +542,11 @@ TEST_LIMIT(models_of_several_processes_on_several_devices_are_summed_by_the_libr
             CHECK(r[k].sum == r[0].sum);
             check_as_was(m[k], was[k]);
         }
-        const engine_seal mean = {.sum = r[0].sum, .step = FUNCTIONS};
+        const engine_fingerprint mean = {.sum = r[0].sum, .step = FUNCTIONS};
         for (int k = 0; k < FUNCTIONS; k++)
             CHECK_OK(engine_comm_take(m[k], &mean, &e), e);
         check_mean(m, was, weights[i], 1e-6);
-        const engine_seal other = {.sum = mean.sum + 1};
+        const engine_fingerprint other = {.sum = mean.sum + 1};
         CHECK_ERR(engine_comm_take(m[1], &other, &e), e, ERR_CORRUPT, "not what was lent");
         e = (err)ERR_INIT;
         drop_all(m, was);

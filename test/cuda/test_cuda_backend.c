@@ -647,13 +647,13 @@ TEST(under_a_cap_a_share_leaves_room_for_a_mean)
     static shared h;
     err e = ERR_INIT;
     engine *m;
-    backend_loan mean;
+    backend_ipc_handle mean;
     engine_config c = config("cuda");
     draw_share(&h, INPUT_UINT8, LOSS_CROSS_ENTROPY);
     CHECK_OK(engine_compile(&c, &m, &e), e);
     size_t model = cuda_memory_held();
     CHECK_OK(engine_share(m, &h.s, &e), e);
-    CHECK_OK(engine_lead(m, NULL, 0, &mean, &e), e);
+    CHECK_OK(engine_reduce_root(m, NULL, 0, &mean, &e), e);
     size_t all = cuda_memory_held();
     for (size_t lacking = 0; lacking < 2; lacking++) {
         engine_free(m);
@@ -665,7 +665,7 @@ TEST(under_a_cap_a_share_leaves_room_for_a_mean)
             CHECK_ERR(engine_share(m, &h.s, &e), e, ERR_LIMIT, "the share's samples");
         else
             CHECK_OK(engine_share(m, &h.s, &e), e);
-        CHECK_OK(engine_lead(m, NULL, 0, &mean, &e), e);
+        CHECK_OK(engine_reduce_root(m, NULL, 0, &mean, &e), e);
     }
     engine_free(m);
     CHECK_INT(cuda_memory_held(), 0);

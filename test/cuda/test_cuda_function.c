@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/cuda_memory.h"
 #include "fake_driver.h"
+#include "modelstore_memory.h"
 #include "function-runtime/base/function_gpu.h"
 #include "common/base/clock.h"
 #include "function-runtime/train/group.h"
@@ -418,7 +419,7 @@ TEST_LIMIT(a_loss_that_is_no_number_is_found_on_the_device, 60)
 
 /* ---- several functions on one device --------------------------------------------------------- */
 
-static group *open_group(setup *s, const char *on, int functions, int gpus, average_wish wish)
+static group *open_group(setup *s, const char *on, int functions, int gpus, reduce_wish wish)
 {
     err e = ERR_INIT;
     group *g = NULL;
@@ -489,8 +490,8 @@ TEST_LIMIT(functions_of_one_device_are_averaged_on_it_with_a_jobs_bits, 120)
     err e = ERR_INIT;
     setup s = {0};
     trainer_result r;
-    group *g = open_group(&s, "cuda", 3, 1, AVERAGE_ANY);
-    CHECK_INT(group_choice(g)->path, AVERAGE_DEVICE);
+    group *g = open_group(&s, "cuda", 3, 1, REDUCE_ANY);
+    CHECK_INT(group_choice(g)->path, REDUCE_DEVICE);
     trainer_task task = {.lr = 0.05};
     CHECK_OK(group_train(g, &task, &r, &e), e);
     CHECK_INT(r.samples, BLOB_TRAIN);
@@ -541,10 +542,10 @@ static void train_shared(bool fetches)
 {
     err e = ERR_INIT;
     setup s = {0};
-    group *g = open_group(&s, "cuda", 3, 1, AVERAGE_ANY);
+    group *g = open_group(&s, "cuda", 3, 1, REDUCE_ANY);
     state *of = trainer_state(group_trainer(g));
     block mean = {calloc(state_floats(of), 4), calloc(state_counters(of) + 1, 8)};
-    CHECK_INT(group_choice(g)->path, AVERAGE_DEVICE);
+    CHECK_INT(group_choice(g)->path, REDUCE_DEVICE);
     train_rounds(g, 3, mean, fetches);
     long copied = fake_copies_in();
     if (fetches)
@@ -595,7 +596,7 @@ TEST_LIMIT(weights_alone_are_averaged_on_the_host, 60)
                       .k = 3,
                       .together = 1};
     CHECK_OK(group_open(&c, &g, s.reason, &e), e);
-    CHECK_INT(group_choice(g)->path, AVERAGE_HOST);
+    CHECK_INT(group_choice(g)->path, REDUCE_HOST);
     state *of = trainer_state(group_trainer(g));
     CHECK(state_floats(of) < engine_state_floats(trainer_engine(group_trainer(g))));
     block mean = {calloc(state_floats(of), 4), calloc(state_counters(of) + 1, 8)};
@@ -646,8 +647,8 @@ TEST_LIMIT(functions_of_two_devices_are_averaged_on_the_host_unless_nccl_is_want
     size_t floats = 0;
     fake_gpus(2);
     for (int wish = 0; wish < 2; wish++) {
-        group *g = open_group(&s, "cuda", 3, 2, (average_wish)wish);
-        CHECK_INT(group_choice(g)->path, wish ? AVERAGE_NCCL : AVERAGE_HOST);
+        group *g = open_group(&s, "cuda", 3, 2, (reduce_wish)wish);
+        CHECK_INT(group_choice(g)->path, wish ? REDUCE_NCCL : REDUCE_HOST);
         CHECK_INT(group_choice(g)->exact, !wish);
         CHECK_OK(group_train(g, &task, &r, &e), e);
         CHECK((fake_sums() > 0) == (wish == 1));
@@ -670,7 +671,7 @@ TEST_LIMIT(a_function_that_diverges_ends_the_group, 60)
     err e = ERR_INIT;
     setup s = {0};
     trainer_result r;
-    group *g = open_group(&s, "cuda", 2, 1, AVERAGE_ANY);
+    group *g = open_group(&s, "cuda", 2, 1, REDUCE_ANY);
     trainer_task task = {.lr = 1e30};
     CHECK_ERR(group_train(g, &task, &r, &e), e, ERR_INVALID, "");
     CHECK(strcmp(group_reason(g), "NaNLoss") == 0 || strcmp(group_reason(g), "MergeFailed") == 0);
@@ -688,6 +689,7 @@ TEST_LIMIT(a_mean_on_the_device_is_adopted_only_if_it_is_the_reference, 60)
     setup s[2] = {0};
     trainer_result r;
     trainer_task task = {.parallelism = 2, .batch_count = 2, .lr = 0.05};
+    modelstore_memory_add();
     modelstore_access a = {.kind = "memory", .address = "here", .job = "j"};
     modelstore_state start = {.version = 3}, at;
     modelstore *owner;
@@ -697,7 +699,7 @@ TEST_LIMIT(a_mean_on_the_device_is_adopted_only_if_it_is_the_reference, 60)
         CHECK_OK(open_trainer(&s[i], &blobs, 0, &e), e);
         m[i].trainer = s[i].trainer;
         member_lend(&m[i]);
-        CHECK(m[i].loan[0]);
+        CHECK(m[i].ipc_handle[0]);
     }
     CHECK_OK(trainer_train(s[0].trainer, &task, &r, &e), e);
     state *of = trainer_state(s[0].trainer);
@@ -708,19 +710,19 @@ TEST_LIMIT(a_mean_on_the_device_is_adopted_only_if_it_is_the_reference, 60)
                                clock_deadline_ms(5000), &e),
              e);
     CHECK_OK(modelstore_state_get(m[1].store, clock_deadline_ms(5000), &at, &e), e);
-    json_t *mean = member_seal(&m[0]), *before = member_seal(&m[1]);
+    json_t *mean = member_fingerprint(&m[0]), *before = member_fingerprint(&m[1]);
     snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)at.checksum);
-    json_object_set_new(mean, "loan", json_string(m[0].loan));
+    json_object_set_new(mean, "loan", json_string(m[0].ipc_handle));
     json_object_set_new(mean, "checksum", json_string("0123456789abcdef"));
     CHECK(!member_adopt(&m[1], 3, mean, clock_deadline_ms(5000))); /* another reference */
     json_object_set_new(mean, "checksum", json_string(checksum));
     CHECK(!member_adopt(&m[1], 4, mean, clock_deadline_ms(5000))); /* another version */
     CHECK(!member_adopt(&m[1], 3, NULL, clock_deadline_ms(5000)));
-    json_t *same = member_seal(&m[1]);
+    json_t *same = member_fingerprint(&m[1]);
     CHECK(json_equal(before, same)); /* nothing has changed so far */
     CHECK(member_adopt(&m[1], 3, mean, clock_deadline_ms(5000)));
     json_decref(same);
-    same = member_seal(&m[1]);
+    same = member_fingerprint(&m[1]);
     CHECK_STR(json_string_value(json_object_get(same, "sum")),
               json_string_value(json_object_get(mean, "sum")));
     CHECK_INT(json_integer_value(json_object_get(same, "step")), 2);
@@ -744,17 +746,17 @@ TEST_LIMIT(what_cannot_be_lent_is_not_offered, 60)
     CHECK_OK(open_trainer(&s, &blobs, 0, &e), e);
     m.trainer = s.trainer;
     member_lend(&m);
-    CHECK_STR(m.loan, "");
+    CHECK_STR(m.ipc_handle, "");
     m.request.optimizer_state = STATE_AVERAGE;
     member_lend(&m);
-    CHECK(m.loan[0] && !m.no_loan[0]);
+    CHECK(m.ipc_handle[0] && !m.no_ipc_handle[0]);
     fake_refuse_sharing(true);
     setup other = {0};
     CHECK_OK(open_trainer(&other, &blobs, 0, &e), e);
     m.trainer = other.trainer;
     member_lend(&m); /* refused: it says so, and publishes as ever */
-    CHECK_STR(m.loan, "");
-    CHECK_CONTAINS(m.no_loan, "not shared between these processes");
+    CHECK_STR(m.ipc_handle, "");
+    CHECK_CONTAINS(m.no_ipc_handle, "not shared between these processes");
     close_trainer(&other);
     close_trainer(&s);
 }
@@ -767,11 +769,11 @@ TEST_LIMIT(a_warm_function_has_its_device_before_its_job, 60)
     setup s = {0};
     setenv("CUDA_VISIBLE_DEVICES", "GPU-a", 1);
     function_gpu_warm();
-    function_gpu_rehearse("");
+    function_gpu_preload("");
     CHECK_INT(fake_opens(), 0); /* not one that was not started for a GPU */
     setenv("KUBEML_WARM_GPU", "1", 1);
     function_gpu_warm();
-    function_gpu_rehearse("of another form\n");
+    function_gpu_preload("of another form\n");
     CHECK_INT(fake_opens(), 1);
     CHECK_OK(function_gpu_open("cuda", "GPU-a", (gpu_share){0}, &none, &e), e);
     CHECK_OK(function_gpu_open("cpu", "GPU-b", (gpu_share){0}, &none, &e),

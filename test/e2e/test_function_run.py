@@ -476,7 +476,7 @@ def a_value_without_its_name_is_a_mistake_at_its_line():
 
 # It says that it was asked.
 ENGINE = """#include <stdio.h>
-#include "backend.h"
+#include "kernels/backend.h"
 static int missing(err *e)
 {
     e->code = ERR_UNSUPPORTED;
@@ -498,7 +498,7 @@ def an_engine_of_another_build_is_not_used():
     seam = (harness.BUILD / "backend_seam.h").read_text().split()[-1]
 
     def run_with(seam):
-        subprocess.run(["gcc", "-D_GNU_SOURCE", "-Ikernels", "-Icommon", f"-DSEAM={seam}", "-shared", "-fPIC", "-o",
+        subprocess.run(["gcc", "-D_GNU_SOURCE", "-I.", f"-DSEAM={seam}", "-shared", "-fPIC", "-o",
                         folder / "lib/kubeml-cuda.so", folder / "engine.c"], cwd=harness.ROOT, check=True)
         # As where there is a GPU: without its device nothing is loaded.
         done = subprocess.run(["bwrap", "--bind", "/", "/", "--dev", "/dev", "--ro-bind", "/dev/null", "/dev/nvidiactl",

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""The README's commands by hand, one after the other as it shows them, on the port that is `kubeml up`'s own. What differs:
+"""The quickstart's commands, one after the other as it shows them, on the port that is `kubeml up`'s own. What differs:
 the data set is a small one, its files made here, what make builds is there already, and the example's batches take a while, so
 that a job still runs when the next command wants it to."""
 import gzip
@@ -19,15 +19,19 @@ FILES = {"x-train": "train-images-idx3-ubyte", "y-train": "train-labels-idx1-uby
 HEARD = "grep -q ' 0100007F:2774 ' /proc/net/tcp; test -z \"$(grep ' 0*:2774 0*:0000 0A' /proc/net/tcp*)\""
 
 
+def blocks(page, language):
+    """The code of a page in this language, with lines that go on in the next one joined."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", (harness.ROOT / page).read_text(), flags=re.S | re.M)
+    return re.sub(r"\\\n *", "", "".join(found)).splitlines()
+
+
 def commands():
-    """Of the section."""
-    section = (harness.ROOT / "README.md").read_text().split("\n## By hand\n")[1].split("\n## ")[0]
-    block, = re.findall(r"^```sh\n(.*?)^```", section, flags=re.S | re.M)
-    out = []
-    for line in block.replace("\\\n", "").splitlines():
-        line = line.split(" #")[0].strip()
-        out += [line, HEARD] if line == "kubeml up" else [line]
-    return out
+    """Those of the quickstart."""
+    return [line.split(" #")[0].strip() for line in blocks("docs/quickstart.md", "sh")]
+
+
+def heard(lines):
+    return [part for line in lines for part in ([line, HEARD] if line == "kubeml up" else [line])]
 
 
 def checkout(folder):
@@ -59,7 +63,7 @@ def by_hand():
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBEML_")}
     environment["KUBEML_HOME"] = str(folder / "home")
     try:
-        done = subprocess.run(["bash", "-euxc", "\n".join(commands())], cwd=folder, env=environment, capture_output=True,
+        done = subprocess.run(["bash", "-euxc", "\n".join(heard(commands()))], cwd=folder, env=environment, capture_output=True,
                               text=True, timeout=80 * harness.STRETCH, stdin=subprocess.DEVNULL)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         assert "http://127.0.0.1:10100" in done.stdout, done.stdout
@@ -69,6 +73,12 @@ def by_hand():
         assert not harness.processes_of(folder), harness.processes_of(folder)
     finally:
         subprocess.run([str(harness.BIN / "kubeml"), "down"], env=environment, capture_output=True, timeout=60)
+
+
+@case(platform=False)
+def the_readme_shows_a_part_of_it():
+    shown = [line.removeprefix("$ ") for line in blocks("README.md", "console") if line.startswith("$ ")]
+    assert len(shown) == 5 and not set(shown) - set(commands()), set(shown) - set(commands())
 
 
 if __name__ == "__main__":

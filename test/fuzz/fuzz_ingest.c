@@ -2,6 +2,7 @@
  * each behind its length (u16); what is accepted can be read back. */
 #include "common/dataset/ingest.h"
 #include "fuzz.h"
+#include "store_memory.h"
 
 static void read_back(store *s, const dataset_info *info)
 {
@@ -27,7 +28,7 @@ FUZZ(ingest)
     err e = ERR_INIT;
     ingest *i;
     dataset_info info;
-    store *s = store_open("memory:", &e);
+    store *s = store_open(store_memory_locator(), &e);
     FUZZ_CHECK(s && ingest_begin(s, "d", &options, &i, &e) == 0);
     int result = 0;
     for (int f = 0; result == 0 && f < 4 && len >= 2; f++) {

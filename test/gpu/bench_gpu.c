@@ -393,7 +393,7 @@ static int bench_start(char **argv)
     c.blank = true;
     double begin = now_us();
     TRY(backend_warm("cuda", 0, &e));
-    backend_rehearse("cuda", 0);
+    backend_preload("cuda", 0);
     double warm = now_us();
     TRY(engine_compile(&c, &m, &e));
     double compiled = now_us();
@@ -425,7 +425,7 @@ static int prepare_parts(const graph *g, const backend_config *c, program **out,
     if (backend_warm("cuda", 0, e))
         return -1;
     print_part("making the process warm", &since);
-    backend_rehearse("cuda", 0);
+    backend_preload("cuda", 0);
     print_part("running what is known", &since);
     if (cuda_fuse(g, c, &apart, e))
         return -1;

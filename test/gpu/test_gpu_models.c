@@ -419,19 +419,20 @@ static void be_peer(void)
 {
     err e = ERR_INIT;
     engine_peer own = {.weight = 0.75};
-    backend_loan mean;
-    engine_seal seal;
+    backend_ipc_handle mean;
+    engine_fingerprint fingerprint;
     engine *m = trained(3);
     size_t bytes = engine_state_floats(m) * sizeof(float);
     CHECK_OK(engine_lend(m, &own.where, &e), e);
-    CHECK_OK(engine_sealed(m, &own.seal, &e), e);
+    CHECK_OK(engine_fingerprint_now(m, &own.fingerprint, &e), e);
     send_all(PEER_FD, &own, sizeof own);
     send_all(PEER_FD, engine_floats(m, &e), bytes);
     receive_all(PEER_FD, &mean, sizeof mean);
-    receive_all(PEER_FD, &seal, sizeof seal);
-    CHECK_OK(engine_adopt(m, &mean, &seal, &e), e);
+    receive_all(PEER_FD, &fingerprint, sizeof fingerprint);
+    CHECK_OK(engine_adopt(m, &mean, &fingerprint, &e), e);
     send_all(PEER_FD, engine_floats(m, &e), bytes);
-    while (read(PEER_FD, &seal, sizeof seal) > 0) /* until it is killed, or the other has ended */
+    while (read(PEER_FD, &fingerprint, sizeof fingerprint) >
+           0) /* until it is killed, or the other has ended */
         ;
 }
 
@@ -460,8 +461,8 @@ TEST_LIMIT(models_of_two_processes_are_averaged_on_their_device, 120)
     err e = ERR_INIT;
     engine_result r;
     engine_peer of[2] = {{.weight = 0.25}};
-    backend_loan mean;
-    engine_seal seal;
+    backend_ipc_handle mean;
+    engine_fingerprint fingerprint;
     work w = {0};
     if (getenv("KUBEML_TEST_PEER"))
         be_peer();
@@ -474,13 +475,13 @@ TEST_LIMIT(models_of_two_processes_are_averaged_on_their_device, 120)
     memcpy(ours, engine_floats(m, &e), bytes);
     receive_all(fd, &of[1], sizeof of[1]);
     receive_all(fd, theirs, bytes);
-    CHECK_OK(engine_lead(m, &of[1].where, 1, &mean, &e), e);
+    CHECK_OK(engine_reduce_root(m, &of[1].where, 1, &mean, &e), e);
     CHECK_OK(engine_lend(m, &of[0].where, &e), e);
-    CHECK_OK(engine_sealed(m, &of[0].seal, &e), e);
-    CHECK_OK(engine_average_lent(m, of, 2, &seal, &bad, &e), e);
-    CHECK_OK(engine_adopt(m, &mean, &seal, &e), e);
+    CHECK_OK(engine_fingerprint_now(m, &of[0].fingerprint, &e), e);
+    CHECK_OK(engine_average_lent(m, of, 2, &fingerprint, &bad, &e), e);
+    CHECK_OK(engine_adopt(m, &mean, &fingerprint, &e), e);
     send_all(fd, &mean, sizeof mean);
-    send_all(fd, &seal, sizeof seal);
+    send_all(fd, &fingerprint, sizeof fingerprint);
     receive_all(fd, adopted, bytes);
     const float *got = engine_floats(m, &e);
     for (size_t i = 0; i < count; i++) {
@@ -490,8 +491,8 @@ TEST_LIMIT(models_of_two_processes_are_averaged_on_their_device, 120)
     CHECK(memcmp(got, adopted, bytes) == 0);
     /* Whoever is gone is part of no mean, and the device works on. */
     CHECK(kill(peer, SIGKILL) == 0 && waitpid(peer, &status, 0) == peer);
-    CHECK_OK(engine_sealed(m, &of[0].seal, &e), e);
-    CHECK_INT(engine_average_lent(m, of, 2, &seal, &bad, &e), -1);
+    CHECK_OK(engine_fingerprint_now(m, &of[0].fingerprint, &e), e);
+    CHECK_INT(engine_average_lent(m, of, 2, &fingerprint, &bad, &e), -1);
     CHECK_INT(bad, 1);
     draw_work(&w, engine_input(m), 7, BATCH);
     CHECK_OK(engine_train(m, &w.b, 0.05, &r, &e), e);

@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 #include "common/base/rng.h"
-#include "common/contract/deal.h"
+#include "common/contract/shard_plan.h"
 #include "common/round/round.h"
 #include "controller/job/job.h"
 

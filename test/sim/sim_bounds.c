@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/contract/ending.h"
+#include "common/contract/exit_cause.h"
 #include "sim.h"
 
 /* One job is a world of small bounds, all others go on whatever happens. */
@@ -64,7 +64,7 @@ static void replaced(sim *s, int p, const round_action *a)
     const round_limits *l = &s->job[s->process[p].job].limits;
     bound *b = &s->process[p].ps->bound[a->function];
     bool was_ready = b->ready == a->incarnation - 1;
-    b->started = was_ready || ending_is_disruption(a->reason) || of_gpu(a->reason);
+    b->started = was_ready || exit_cause_is_disruption(a->reason) || of_gpu(a->reason);
     b->losses += b->started;
     b->starts += !b->started;
     b->lost = a->incarnation - 1;
@@ -136,11 +136,11 @@ void bounds_ps_hears(sim *s, int p, const round_event *e)
     }
     if (b && e->type == ROUND_LOST && !e->ended)
         b->cut_ms = s->now;
-    if (b && e->type == ROUND_LOST && e->ended && ending_is_crash(e->reason) &&
+    if (b && e->type == ROUND_LOST && e->ended && exit_cause_is_crash(e->reason) &&
         (e->incarnation != b->lost || !b->over))
         b->crashes++;
     if (b && e->type == ROUND_LOST && e->ended && e->incarnation == b->lost && !b->started &&
-        b->starts > 0 && ending_is_disruption(e->reason)) { /* that is told only now */
+        b->starts > 0 && exit_cause_is_disruption(e->reason)) { /* that is told only now */
         b->started = true;
         b->starts--;
         b->losses++;

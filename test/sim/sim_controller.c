@@ -16,7 +16,7 @@ int sim_job_index(const sim *s, const char *id)
 
 int sim_chunks(const sim_job *j)
 {
-    return (int)deal_chunks(j->samples, j->chunk_samples);
+    return (int)shard_plan_chunks(j->samples, j->chunk_samples);
 }
 
 process *sim_living(sim *s, const char *name)

@@ -136,28 +136,28 @@ static void task_over(sim *s, int p)
     next_task(s, p);
 }
 
-static int deal_of_task(sim *s, int which, const round_action *t, deal *d)
+static int shard_plan_of_task(sim *s, int which, const round_action *t, shard_plan *d)
 {
     const sim_job *j = &s->job[which];
     err e = ERR_INIT;
-    return deal_init(d,
-                     &(deal_spec){.seed = j->request.seed,
-                                  .samples = j->samples,
-                                  .chunk_samples = j->chunk_samples,
-                                  .batch_size = (uint32_t)j->request.batch_size,
-                                  .parallelism = t->parallelism,
-                                  .epoch = (uint32_t)t->epoch},
-                     &e);
+    return shard_plan_init(d,
+                           &(shard_plan_spec){.seed = j->request.seed,
+                                              .samples = j->samples,
+                                              .chunk_samples = j->chunk_samples,
+                                              .batch_size = (uint32_t)j->request.batch_size,
+                                              .parallelism = t->parallelism,
+                                              .epoch = (uint32_t)t->epoch},
+                           &e);
 }
 
 static uint64_t share_samples(sim *s, int which, const round_action *t, const sim_share *share,
                               uint64_t *begin, uint64_t *end)
 {
-    deal d;
-    if (deal_of_task(s, which, t, &d) < 0)
+    shard_plan d;
+    if (shard_plan_of_task(s, which, t, &d) < 0)
         return 0;
-    deal_samples(&d, share->function, share->batch_begin, share->batch_count, begin, end);
-    deal_free(&d);
+    shard_plan_samples(&d, share->function, share->batch_begin, share->batch_count, begin, end);
+    shard_plan_free(&d);
     return *end - *begin;
 }
 
@@ -172,8 +172,8 @@ void report_share(sim *s, int which, const round_action *task, const sim_share *
         out->batches = share->batch_count;
         out->loss_sum = (double)out->samples;
     } else if (out->type == ROUND_VALIDATED) {
-        deal_test_share(j->test_samples, j->chunk_samples, task->parallelism, share->function,
-                        &begin, &end, &out->samples);
+        shard_plan_test_share(j->test_samples, j->chunk_samples, task->parallelism, share->function,
+                              &begin, &end, &out->samples);
         out->correct = model_correct(share->value, share->function, out->samples);
         out->loss_sum = 1;
     }

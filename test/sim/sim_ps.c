@@ -315,7 +315,7 @@ static void load_checkpoint(sim *s, int p)
                                      .accuracy = record->accuracy};
 }
 
-static void put_back_now(sim *s, message *m)
+static void restore_now(sim *s, message *m)
 {
     process *own = &s->process[m->to];
     ps *o = own->ps;
@@ -462,9 +462,9 @@ static void act(sim *s, int p, const round_action *a, int conn)
         break;
     case ROUND_LOAD: slow_call(s, p, 50, load_now); break;
     case ROUND_COMMIT: slow_call(s, p, 50, commit_now)->task = *a; break;
-    case ROUND_PUT_BACK:
+    case ROUND_RESTORE:
         o->init_incarnation = -1;
-        slow_call(s, p, 50, put_back_now)->task = *a;
+        slow_call(s, p, 50, restore_now)->task = *a;
         break;
     case ROUND_FINISHED: finish(s, p, a); break;
     default: tell_controller(s, p, a); break;

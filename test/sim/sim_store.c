@@ -44,18 +44,18 @@ static uint64_t model_merge(uint64_t base, const uint64_t *value, const uint64_t
     return h;
 }
 
-static int deal_of(sim *s, int who, int epoch, int parallelism, deal *d)
+static int shard_plan_of(sim *s, int who, int epoch, int parallelism, shard_plan *d)
 {
     const sim_job *j = &s->job[who];
     err e = ERR_INIT;
-    if (deal_init(d,
-                  &(deal_spec){.seed = j->request.seed,
-                               .samples = j->samples,
-                               .chunk_samples = j->chunk_samples,
-                               .batch_size = (uint32_t)j->request.batch_size,
-                               .parallelism = parallelism,
-                               .epoch = (uint32_t)epoch},
-                  &e) < 0) {
+    if (shard_plan_init(d,
+                        &(shard_plan_spec){.seed = j->request.seed,
+                                           .samples = j->samples,
+                                           .chunk_samples = j->chunk_samples,
+                                           .batch_size = (uint32_t)j->request.batch_size,
+                                           .parallelism = parallelism,
+                                           .epoch = (uint32_t)epoch},
+                        &e) < 0) {
         sim_wrong(s, "the deal of epoch %d for %d functions: %s", epoch, parallelism, e.message);
         return -1;
     }
@@ -70,15 +70,15 @@ static void check_samples(sim *s, int who, const sim_model *m, bool whole)
     unsigned char seen[SIM_SAMPLES_MAX] = {0};
     uint32_t order[SIM_SAMPLES_MAX];
     uint64_t count = 0;
-    deal d;
-    if (deal_of(s, who, m->rows_epoch, m->parallelism, &d) < 0)
+    shard_plan d;
+    if (shard_plan_of(s, who, m->rows_epoch, m->parallelism, &d) < 0)
         return;
     for (int f = 0; f < m->parallelism; f++) {
         if (d.share[f] > j->samples) {
             sim_wrong(s, "a share of %llu samples", (unsigned long long)d.share[f]);
             break;
         }
-        deal_order(&d, f, order);
+        shard_plan_order(&d, f, order);
         for (int i = 0; i < m->rows; i++) {
             const round_row *row = &m->row[i];
             for (uint64_t at = row->sample_begin; row->function == f && at < row->sample_end;
@@ -86,7 +86,7 @@ static void check_samples(sim *s, int who, const sim_model *m, bool whole)
                 uint32_t chunk, offset;
                 if (at >= d.share[f])
                     break;
-                deal_locate(&d, f, order[at], &chunk, &offset);
+                shard_plan_locate(&d, f, order[at], &chunk, &offset);
                 uint64_t sample = (uint64_t)chunk * j->chunk_samples + offset;
                 if (sample >= j->samples || seen[sample]++)
                     sim_wrong(s, "job %s, epoch %d: sample %llu counted twice (function %d)", j->id,
@@ -98,7 +98,7 @@ static void check_samples(sim *s, int who, const sim_model *m, bool whole)
     if (whole && count != j->samples)
         sim_wrong(s, "job %s, epoch %d: %llu of %llu samples counted", j->id, m->rows_epoch,
                   (unsigned long long)count, (unsigned long long)j->samples);
-    deal_free(&d);
+    shard_plan_free(&d);
 }
 
 /* What is stated about the merge itself, before anything is looked up. */
@@ -295,17 +295,17 @@ uint64_t store_reference(sim *s, int who)
     uint64_t weights = model_first(j);
     for (int e = 0; e < j->committed; e++) {
         int parallelism = j->epoch[e].record.parallelism;
-        deal d;
-        if (deal_of(s, who, e, parallelism, &d) < 0)
+        shard_plan d;
+        if (shard_plan_of(s, who, e, parallelism, &d) < 0)
             return 0;
-        for (uint32_t r = 0; r < deal_rounds(&d, j->request.k); r++) {
+        for (uint32_t r = 0; r < shard_plan_rounds(&d, j->request.k); r++) {
             uint64_t value[SIM_FUNCTIONS_MAX], samples[SIM_FUNCTIONS_MAX], divisor = 0;
             size_t n = 0;
             for (int f = 0; f < parallelism; f++) {
                 uint32_t first, count;
                 uint64_t begin, end;
-                deal_range(&d, f, j->request.k, r, &first, &count);
-                deal_samples(&d, f, first, count, &begin, &end);
+                shard_plan_range(&d, f, j->request.k, r, &first, &count);
+                shard_plan_samples(&d, f, first, count, &begin, &end);
                 if (count == 0)
                     continue;
                 value[n] = model_contribution(weights, e, parallelism, f, begin, end);
@@ -314,7 +314,7 @@ uint64_t store_reference(sim *s, int who)
             }
             weights = model_merge(weights, value, samples, n, divisor);
         }
-        deal_free(&d);
+        shard_plan_free(&d);
     }
     return weights;
 }

@@ -12,7 +12,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
-#include "common/contract/deal.h"
+#include "common/contract/shard_plan.h"
 #include "common/modelstore/merge.h"
 #include "common/modelstore/modelstore.h"
 #include "common/net/wire.h"
@@ -48,21 +48,22 @@ static bool fault(const peer *p, const char *name, int epoch, int round)
            round == p->f->fault_round;
 }
 
-enum { LOAN_BYTES = 400 };
+enum { IPC_HANDLE_BYTES = 400 };
 
-static void loan_of(const peer *p, const char *what, char out[LOAN_BYTES])
+static void ipc_handle_of(const peer *p, const char *what, char out[IPC_HANDLE_BYTES])
 {
-    snprintf(out, LOAN_BYTES, "%s/%s-%d-%d", p->f->device, what, p->f->function, p->f->incarnation);
+    snprintf(out, IPC_HANDLE_BYTES, "%s/%s-%d-%d", p->f->device, what, p->f->function,
+             p->f->incarnation);
 }
 
 /* What it has on the device goes with it. */
 static void end(const peer *p)
 {
     static const char *const mine[] = {"model", "mean"};
-    char loan[LOAN_BYTES];
+    char ipc_handle[IPC_HANDLE_BYTES];
     for (int i = 0; i < 2 && p->f->device; i++) {
-        loan_of(p, mine[i], loan);
-        unlink(loan);
+        ipc_handle_of(p, mine[i], ipc_handle);
+        unlink(ipc_handle);
     }
     raise(SIGKILL);
 }
@@ -224,10 +225,10 @@ static block new_block(const peer *p, void **memory)
 
 /* ---- the device ------------------------------------------------------------------------------ */
 
-static void write_model(const peer *p, const char *loan, block b)
+static void write_model(const peer *p, const char *ipc_handle, block b)
 {
-    unlink(loan); /* others may be reading what was there */
-    FILE *f = fopen(loan, "w");
+    unlink(ipc_handle); /* others may be reading what was there */
+    FILE *f = fopen(ipc_handle, "w");
     const block_shape s = p->layout.shape;
     if (!f || fwrite(b.floats, sizeof *b.floats, s.floats, f) != s.floats ||
         fwrite(b.counters, sizeof *b.counters, s.counters, f) != s.counters || fclose(f))
@@ -244,9 +245,9 @@ static uint64_t sum_of(const peer *p, block b)
 }
 
 /* Whether it is what was lent. */
-static bool read_model(const peer *p, const char *loan, const char *sum, block to)
+static bool read_model(const peer *p, const char *ipc_handle, const char *sum, block to)
 {
-    FILE *f = fopen(loan, "r");
+    FILE *f = fopen(ipc_handle, "r");
     const block_shape s = p->layout.shape;
     bool whole = f && fread(to.floats, sizeof *to.floats, s.floats, f) == s.floats &&
                  fread(to.counters, sizeof *to.counters, s.counters, f) == s.counters;
@@ -257,7 +258,7 @@ static bool read_model(const peer *p, const char *loan, const char *sum, block t
 
 static void note(const peer *p, const char *what)
 {
-    char path[LOAN_BYTES];
+    char path[IPC_HANDLE_BYTES];
     snprintf(path, sizeof path, "%s/%s", p->f->device, what);
     FILE *f = fopen(path, "a");
     if (!f || fputc('.', f) == EOF || fclose(f))
@@ -274,24 +275,24 @@ static bool once(peer *p, const char *name, int epoch, int round)
 /* New reference. */
 static json_t *keep_model(const peer *p, block b)
 {
-    char loan[LOAN_BYTES], sum[20];
-    loan_of(p, "model", loan);
-    write_model(p, loan, b);
+    char ipc_handle[IPC_HANDLE_BYTES], sum[20];
+    ipc_handle_of(p, "model", ipc_handle);
+    write_model(p, ipc_handle, b);
     snprintf(sum, sizeof sum, "%016llx", (unsigned long long)sum_of(p, b));
     return json_pack("{s:s,s:I}", "sum", sum, "step", (json_int_t)b.counters[0]);
 }
 
 static bool adopt(const peer *p, const json_t *mean, block to)
 {
-    const char *loan = NULL, *sum, *checksum;
-    char own[LOAN_BYTES];
+    const char *ipc_handle = NULL, *sum, *checksum;
+    char own[IPC_HANDLE_BYTES];
     int ask = 0;
     json_int_t step;
-    loan_of(p, "mean", own);
-    if (json_unpack((json_t *)(uintptr_t)mean, "{s?s,s?i,s:s,s:I,s:s}", "loan", &loan, "ask", &ask,
-                    "sum", &sum, "step", &step, "checksum", &checksum) ||
-        (loan ? p->f->nccl : ask != p->comm.ask || ask == 0) ||
-        !read_model(p, loan ? loan : own, sum, to))
+    ipc_handle_of(p, "mean", own);
+    if (json_unpack((json_t *)(uintptr_t)mean, "{s?s,s?i,s:s,s:I,s:s}", "loan", &ipc_handle, "ask",
+                    &ask, "sum", &sum, "step", &step, "checksum", &checksum) ||
+        (ipc_handle ? p->f->nccl : ask != p->comm.ask || ask == 0) ||
+        !read_model(p, ipc_handle ? ipc_handle : own, sum, to))
         return false;
     note(p, "adopted");
     return true;
@@ -299,12 +300,12 @@ static bool adopt(const peer *p, const json_t *mean, block to)
 
 static void take_lead(peer *p)
 {
-    char loan[LOAN_BYTES];
+    char ipc_handle[IPC_HANDLE_BYTES];
     bool refuses = p->f->fault && strcmp(p->f->fault, "refuse") == 0;
     die(p, "lead", 0, 0);
-    loan_of(p, "mean", loan);
+    ipc_handle_of(p, "mean", ipc_handle);
     say(p, json_pack("{s:s,s:s}", "type", "leads", refuses ? "message" : "mean",
-                     refuses ? "walls between processes" : loan));
+                     refuses ? "walls between processes" : ipc_handle));
 }
 
 static void say_not_averaged(peer *p, int ask, const char *code, int function)
@@ -323,13 +324,13 @@ typedef struct average_task {
 enum { MODELS_MAX = 16 };
 
 /* What function `f` has for the mean: lent, or brought to the sum. */
-static void source_of(const peer *p, const average_task *t, const char *loan, int f,
-                      char out[LOAN_BYTES])
+static void source_of(const peer *p, const average_task *t, const char *ipc_handle, int f,
+                      char out[IPC_HANDLE_BYTES])
 {
     if (t->set)
-        snprintf(out, LOAN_BYTES, "%s/%s-%d-%d", p->f->device, p->comm.id, t->ask, f);
+        snprintf(out, IPC_HANDLE_BYTES, "%s/%s-%d-%d", p->f->device, p->comm.id, t->ask, f);
     else
-        snprintf(out, LOAN_BYTES, "%s", loan);
+        snprintf(out, IPC_HANDLE_BYTES, "%s", ipc_handle);
 }
 
 /* The mean of all models with the bits of the host's; false: it was told why there is none. */
@@ -349,14 +350,14 @@ static bool merge_models(peer *p, average_task *t, block mean)
         _exit(5);
     json_array_foreach(t->models, i, one)
     {
-        const char *loan = NULL, *sum;
-        char from[LOAN_BYTES];
+        const char *ipc_handle = NULL, *sum;
+        char from[IPC_HANDLE_BYTES];
         json_int_t samples, step;
         int function;
         if (json_unpack(one, "{s:i,s:I,s?s,s:s,s:I}", "function", &function, "samples", &samples,
-                        "loan", &loan, "sum", &sum, "step", &step))
+                        "loan", &ipc_handle, "sum", &sum, "step", &step))
             _exit(5);
-        source_of(p, t, loan, function, from);
+        source_of(p, t, ipc_handle, function, from);
         models[n] = new_block(p, &memory[n]);
         if (!read_model(p, from, sum, models[n]) && bad < 0)
             bad = function;
@@ -377,11 +378,11 @@ static bool merge_models(peer *p, average_task *t, block mean)
 
 static void publish_mean(peer *p, const average_task *t, block mean)
 {
-    char loan[LOAN_BYTES], sums[2][20];
+    char ipc_handle[IPC_HANDLE_BYTES], sums[2][20];
     uint64_t checksum;
     err e = ERR_INIT;
-    loan_of(p, "mean", loan);
-    write_model(p, loan, mean);
+    ipc_handle_of(p, "mean", ipc_handle);
+    write_model(p, ipc_handle, mean);
     snprintf(sums[0], sizeof sums[0], "%016llx", (unsigned long long)sum_of(p, mean));
     if (t->set) {
         p->comm.ask = t->ask;
@@ -404,7 +405,7 @@ static void publish_mean(peer *p, const average_task *t, block mean)
 /* Whether the files of all ranks came before kubeml-ps said `leave`, or anything else. */
 static bool await_ranks(peer *p, const char *what, int number)
 {
-    char path[LOAN_BYTES];
+    char path[IPC_HANDLE_BYTES];
     for (int rank = 0; rank < p->comm.ranks;) {
         err e = ERR_INIT;
         json_t *m = NULL;
@@ -431,7 +432,7 @@ static bool await_ranks(peer *p, const char *what, int number)
 
 static void show(const peer *p, const char *what, int number)
 {
-    char path[LOAN_BYTES];
+    char path[IPC_HANDLE_BYTES];
     snprintf(path, sizeof path, "%s/%s-%s%d-%d", p->f->device, p->comm.id, what, number,
              p->comm.rank);
     FILE *f = fopen(path, "w");
@@ -477,8 +478,8 @@ static void take_connect(peer *p, const json_t *m)
 /* Whether all have brought theirs. */
 static bool bring(peer *p, const average_task *t)
 {
-    char own[LOAN_BYTES], to[LOAN_BYTES];
-    loan_of(p, "model", own);
+    char own[IPC_HANDLE_BYTES], to[IPC_HANDLE_BYTES];
+    ipc_handle_of(p, "model", own);
     if (t->set != p->comm.set) {
         say_error(p, "averaged", "ask", t->ask);
         return false;
@@ -557,23 +558,23 @@ typedef struct train_task {
 
 static void train(peer *p, train_task *t, block b)
 {
-    deal d = {0};
+    shard_plan d = {0};
     err e = ERR_INIT;
-    const deal_spec spec = {.seed = p->f->seed,
-                            .samples = p->f->train_samples,
-                            .chunk_samples = FAKE_CHUNK_SAMPLES,
-                            .batch_size = (uint32_t)p->f->batch_size,
-                            .parallelism = t->parallelism,
-                            .epoch = (uint32_t)t->epoch};
-    if (deal_init(&d, &spec, &e))
+    const shard_plan_spec spec = {.seed = p->f->seed,
+                                  .samples = p->f->train_samples,
+                                  .chunk_samples = FAKE_CHUNK_SAMPLES,
+                                  .batch_size = (uint32_t)p->f->batch_size,
+                                  .parallelism = t->parallelism,
+                                  .epoch = (uint32_t)t->epoch};
+    if (shard_plan_init(&d, &spec, &e))
         fail("deal", &e);
     uint32_t *order = calloc(d.share[p->f->function] + 1, sizeof *order);
-    deal_order(&d, p->f->function, order);
-    deal_samples(&d, p->f->function, (uint32_t)t->begin, (uint32_t)t->count, &t->sample_begin,
-                 &t->sample_end);
+    shard_plan_order(&d, p->f->function, order);
+    shard_plan_samples(&d, p->f->function, (uint32_t)t->begin, (uint32_t)t->count, &t->sample_begin,
+                       &t->sample_end);
     for (uint64_t i = t->sample_begin; i < t->sample_end; i++) {
         uint32_t chunk, offset;
-        deal_locate(&d, p->f->function, order[i], &chunk, &offset);
+        shard_plan_locate(&d, p->f->function, order[i], &chunk, &offset);
         train_sample(p, b, chunk * FAKE_CHUNK_SAMPLES + offset, (float)t->lr);
         beat(p);
         t->loss += sample_loss(chunk * FAKE_CHUNK_SAMPLES + offset);
@@ -596,7 +597,7 @@ static void train(peer *p, train_task *t, block b)
     }
     b.counters[0] += t->count;
     free(order);
-    deal_free(&d);
+    shard_plan_free(&d);
 }
 
 /* Half of the weights are in the slot when it dies. */
@@ -659,14 +660,14 @@ static void take_train(peer *p, const json_t *m)
                                        .incarnation = p->f->incarnation,
                                        .samples = t.sample_end - t.sample_begin,
                                        .slot = t.slot};
-    json_t *seal = json_is_true(json_object_get(m, "keep")) ? keep_model(p, b) : NULL;
-    bool kept = seal, done = kept || publish(p, &to, b);
+    json_t *fingerprint = json_is_true(json_object_get(m, "keep")) ? keep_model(p, b) : NULL;
+    bool kept = fingerprint, done = kept || publish(p, &to, b);
     die(p, "published", t.epoch, t.round);
     if (kept && once(p, "spoiled", t.epoch, t.round)) {
-        char loan[LOAN_BYTES];
-        loan_of(p, "model", loan);
+        char ipc_handle[IPC_HANDLE_BYTES];
+        ipc_handle_of(p, "model", ipc_handle);
         b.floats[0] += 1;
-        write_model(p, loan, b);
+        write_model(p, ipc_handle, b);
     }
     if (done)
         say(p, json_pack("{s:s,s:i,s:i,s:I,s:I,s:I,s:f,s:I,s:{s:f,s:f,s:f,s:f,s:f},s:o*}", "type",
@@ -674,7 +675,7 @@ static void take_train(peer *p, const json_t *m)
                          (json_int_t)to.samples, "sample_begin", (json_int_t)t.sample_begin,
                          "sample_end", (json_int_t)t.sample_end, "loss_sum", t.loss, "batches",
                          t.count, "seconds", "fetch", 0.0, "load", 0.0, "convert", 0.0, "train",
-                         0.0, "publish", 0.0, "seal", seal));
+                         0.0, "publish", 0.0, "seal", fingerprint));
     if (kept)
         die(p, "sealed", t.epoch, t.round);
     if (fault(p, "garbage", t.epoch, t.round))
@@ -698,8 +699,8 @@ static void take_validate(peer *p, const json_t *m)
     block b = new_block(p, &memory);
     if (!adopt(p, json_object_get(m, "mean"), b) && !fetch(p, version, b))
         _exit(3);
-    deal_test_share(FAKE_TEST_SAMPLES, FAKE_CHUNK_SAMPLES, parallelism, p->f->function, &begin,
-                    &end, &samples);
+    shard_plan_test_share(FAKE_TEST_SAMPLES, FAKE_CHUNK_SAMPLES, parallelism, p->f->function,
+                          &begin, &end, &samples);
     say(p, json_pack("{s:s,s:i,s:I,s:f,s:I}", "type", "validated", "epoch", epoch, "samples",
                      (json_int_t)samples, "loss_sum", fabs((double)b.floats[0]) * (double)samples,
                      "correct", (json_int_t)(samples / 2)));
@@ -741,10 +742,10 @@ static void join(peer *p)
     open_models(p);
     if (fault(p, "unable", 0, 0))
         say_failed(p);
-    char loan[LOAN_BYTES];
+    char ipc_handle[IPC_HANDLE_BYTES];
     bool walled = f->fault && strcmp(f->fault, "walled") == 0;
     if (f->device)
-        loan_of(p, "model", loan);
+        ipc_handle_of(p, "model", ipc_handle);
     snprintf(hex, sizeof hex, "%016llx", (unsigned long long)p->layout.digest);
     char gpu[16];
     bool missing = f->fault && strcmp(f->fault, "missing") == 0,
@@ -753,7 +754,7 @@ static void join(peer *p)
     say(p, json_pack("{s:s,s:o,s:i,s:s,s:s,s:o*,s:s*,s:s*,s:s*,s:s*}", "type", "ready", "layout",
                      layout_json(&p->layout), "parameters", f->floats * 2, "layout_digest", hex,
                      "algorithms", "adding", "needs_losses", f->needs_losses ? json_true() : NULL,
-                     "loan", f->device && !walled ? loan : NULL, "no_loan",
+                     "loan", f->device && !walled ? ipc_handle : NULL, "no_loan",
                      f->device && walled ? "walls around it" : NULL, "rank",
                      f->nccl && !missing ? gpu : NULL, "no_rank",
                      f->nccl && missing ? "NCCL is not installed" : NULL));

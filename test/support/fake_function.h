@@ -1,7 +1,7 @@
 /* fake_function.h: a function of a job without an engine: it trains by adding numbers.
  *
- * It speaks the protocol of architecture.md, keeps its model in the job's model store and takes
- * exactly the samples that deal.h gives it: each sample changes every weight, and the result
+ * It speaks the protocol of docs/internals/protocol.md, keeps its model in the job's model store and takes
+ * exactly the samples that shard_plan.h gives it: each sample changes every weight, and the result
  * depends on their order, so that a sample twice, never or elsewhere is another SHA-256 in the end.
  */
 #ifndef KUBEML_FAKE_FUNCTION_H

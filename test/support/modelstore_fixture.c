@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/rng.h"
 #include "common/modelstore/redis_link.h"
+#include "modelstore_memory.h"
 #include "test.h"
 
 int64_t fixture_deadline(void)
@@ -88,17 +89,19 @@ static void make_member(fixture *f)
     snprintf(f->member_access.password, sizeof f->member_access.password, "%s", password);
 }
 
-void fixture_init(fixture *f, const char *kind, const char *carrier, uint64_t floats)
+void fixture_init(fixture *f, const char *kind, const char *tensor_path, uint64_t floats)
 {
     err e = ERR_INIT;
-    bool tcp = strcmp(carrier, "tcp") == 0;
+    bool tcp = strcmp(tensor_path, "tcp") == 0;
     *f = (fixture){.server = NULL};
     modelstore_access *a = &f->owner_access;
     snprintf(a->kind, sizeof a->kind, "%s", kind);
     snprintf(a->job, sizeof a->job, "job1");
-    snprintf(a->carrier, sizeof a->carrier, "%s", tcp ? "socket" : carrier);
+    snprintf(a->tensor_path, sizeof a->tensor_path, "%s", tcp ? "socket" : tensor_path);
     snprintf(a->segment_dir, sizeof a->segment_dir, "%s", test_tmp());
-    if (strcmp(kind, "memory") != 0)
+    if (strcmp(kind, "memory") == 0)
+        modelstore_memory_add();
+    else
         start_server(f, strcmp(kind, "database") == 0, tcp);
     make_member(f);
     fixture_layout(floats, &f->layout);

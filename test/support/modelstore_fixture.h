@@ -17,7 +17,7 @@ typedef struct fixture {
 
 /* `carrier` "shm", "socket" (Unix socket) or "tcp". Skips the test where redis-server is missing.
  */
-void fixture_init(fixture *f, const char *kind, const char *carrier, uint64_t floats);
+void fixture_init(fixture *f, const char *kind, const char *tensor_path, uint64_t floats);
 void fixture_free(fixture *f);
 modelstore *fixture_member(const fixture *f); /* opened, not attached */
 void fixture_layout(uint64_t floats, layout *out);

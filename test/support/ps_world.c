@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/contract/deal.h"
+#include "common/contract/shard_plan.h"
 #include "fake_function.h"
 #include "test.h"
 
@@ -32,7 +32,7 @@ static void defaults(world_options *o)
     o->samples = o->samples ? o->samples : 100;
     o->floats = o->floats ? o->floats : 50;
     o->merge = o->merge ? o->merge : "database";
-    o->carrier = o->carrier ? o->carrier : "shm";
+    o->tensor_path = o->tensor_path ? o->tensor_path : "shm";
 }
 
 /* ---- kubeml-ps ----------------------------------------------------------------------------- */
@@ -83,8 +83,8 @@ static void exec_ps(const world *w)
     unsetenv("KUBEML_FAILPOINT");
     if (w->o.failpoint)
         setenv("KUBEML_FAILPOINT", w->o.failpoint, 1);
-    const char *args[20] = {program,     "--listen", w->address,  "--run-dir", run_dir,
-                            "--shm-dir", w->shm_dir, "--carrier", w->o.carrier};
+    const char *args[20] = {program,     "--listen", w->address,  "--run-dir",     run_dir,
+                            "--shm-dir", w->shm_dir, "--carrier", w->o.tensor_path};
     size_t count = 9;
     if (w->o.redis) {
         args[count++] = "--redis-server";
@@ -154,7 +154,7 @@ static json_t *job_message(const world *w)
     json_t *dataset =
         json_pack("{s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i}", "name", "numbers", "digest", "none",
                   "locator", "none", "train_samples", o->samples, "train_chunks",
-                  (int)deal_chunks((uint64_t)o->samples, FAKE_CHUNK_SAMPLES), "test_samples",
+                  (int)shard_plan_chunks((uint64_t)o->samples, FAKE_CHUNK_SAMPLES), "test_samples",
                   FAKE_TEST_SAMPLES, "test_chunks", FAKE_TEST_SAMPLES / FAKE_CHUNK_SAMPLES,
                   "chunk_samples", FAKE_CHUNK_SAMPLES);
     return json_pack("{s:s,s:s,s:s,s:o,s:{s:s,s:i,s:s},s:o,s:s,s:s,s:b,s:i,s:i,s:i,s:O*}", "type",

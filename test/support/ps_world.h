@@ -24,7 +24,7 @@ typedef struct world_options {
     const char *on_loss; /* "recompute" */
     bool elastic;
     const json_t *plan; /* the functions of each epoch, as a record told them; NULL: none */
-    const char *carrier; /* "shm" */
+    const char *tensor_path; /* "shm" */
     double goal;
     const char *fault; /* fake_function.h, of the first incarnation of `fault_function` */
     int fault_function, fault_epoch, fault_round;

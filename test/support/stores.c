@@ -102,7 +102,7 @@ const char *test_store_locator(const char *options)
 {
     static char locator[700];
     if (now == ON_MEMORY)
-        return "memory:";
+        return store_memory_locator();
     if (now == ON_LMDB) {
         snprintf(locator, sizeof locator, "lmdb:%s/store%s", test_tmp(), options);
         return locator;

@@ -14,6 +14,7 @@
 #define KUBEML_TEST_STORES_H
 
 #include "common/store/store.h"
+#include "store_memory.h"
 #include "test.h"
 
 typedef enum test_store_kind { ON_LMDB, ON_MEMORY, ON_MONGO } test_store_kind;

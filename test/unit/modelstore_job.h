@@ -12,17 +12,17 @@
 enum { FLOATS = 300007 };
 
 #define IN_EVERY_STORE(name, seconds)                                                              \
-    static void name(const char *kind, const char *carrier);                                       \
+    static void name(const char *kind, const char *tensor_path);                                   \
     TEST_LIMIT(name##_memory, seconds)                                                             \
     {                                                                                              \
         name("memory", "socket");                                                                  \
     }                                                                                              \
     IN_EVERY_REDIS_TESTS(name, seconds)                                                            \
-    static void name(const char *kind, const char *carrier)
+    static void name(const char *kind, const char *tensor_path)
 #define IN_EVERY_REDIS(name, seconds)                                                              \
-    static void name(const char *kind, const char *carrier);                                       \
+    static void name(const char *kind, const char *tensor_path);                                   \
     IN_EVERY_REDIS_TESTS(name, seconds)                                                            \
-    static void name(const char *kind, const char *carrier)
+    static void name(const char *kind, const char *tensor_path)
 #define IN_EVERY_REDIS_TESTS(name, seconds)                                                        \
     TEST_LIMIT(name##_database_shm, seconds)                                                       \
     {                                                                                              \

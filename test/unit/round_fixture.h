@@ -2,7 +2,7 @@
 #ifndef KUBEML_ROUND_FIXTURE_H
 #define KUBEML_ROUND_FIXTURE_H
 
-#include "common/contract/deal.h"
+#include "common/contract/shard_plan.h"
 #include "common/round/round.h"
 #include "test.h"
 
@@ -97,21 +97,24 @@ static inline void begin(const round_config *c)
 static inline round_event report(const round_config *c, int f, int incarnation, int epoch,
                                  int round)
 {
-    deal d;
+    shard_plan d;
     err e = ERR_INIT;
     round_event p = {.type = ROUND_PUBLISHED, .function = f, .incarnation = incarnation,
                      .epoch = epoch, .round = round, .loss_sum = 1};
     uint32_t first;
-    CHECK_OK(
-        deal_init(&d,
-                  &(deal_spec){.seed = 3, .samples = 100, .chunk_samples = 10, .batch_size = 10,
-                               .parallelism = c->parallelism, .epoch = (uint32_t)epoch},
-                  &e),
-        e);
-    deal_range(&d, f, c->request.k, (uint32_t)round, &first, &p.batches);
-    deal_samples(&d, f, first, p.batches, &p.sample_begin, &p.sample_end);
+    CHECK_OK(shard_plan_init(&d,
+                             &(shard_plan_spec){.seed = 3,
+                                                .samples = 100,
+                                                .chunk_samples = 10,
+                                                .batch_size = 10,
+                                                .parallelism = c->parallelism,
+                                                .epoch = (uint32_t)epoch},
+                             &e),
+             e);
+    shard_plan_range(&d, f, c->request.k, (uint32_t)round, &first, &p.batches);
+    shard_plan_samples(&d, f, first, p.batches, &p.sample_begin, &p.sample_end);
     p.samples = p.sample_end - p.sample_begin;
-    deal_free(&d);
+    shard_plan_free(&d);
     return p;
 }
 

@@ -6,7 +6,7 @@
 
 #include "common/net/wire.h"
 #include "controller/job/algorithms.h"
-#include "controller/jobs/owner_internal.h"
+#include "controller/jobs/job_manager_internal.h"
 #include "test.h"
 
 static void check_add(const char *known, const char *told, const char *want, int want_added)
@@ -90,10 +90,10 @@ TEST(what_is_told_again_and_again_is_not_looked_at_for_ever)
  * that is another measurement. */
 TEST(a_job_with_other_room_on_its_gpu_measures_for_itself)
 {
-    static owner o;
+    static job_manager o;
     static job bare, capped, shared;
-    side s = {.function = json_pack("{s:s}", "object", "functions/f/1"),
-              .dataset = json_pack("{s:s}", "digest", "d")};
+    job_context s = {.function = json_pack("{s:s}", "object", "functions/f/1"),
+                     .dataset = json_pack("{s:s}", "digest", "d")};
     bare.request.batch_size = capped.request.batch_size = shared.request.batch_size = 16;
     capped.request.gpu.memory_bytes = shared.request.gpu.memory_bytes = 1 << 30;
     shared.request.process = PROCESS_SHARED;

@@ -1,5 +1,5 @@
 /* test_controller_metrics.c: the text that Prometheus reads. */
-#include "controller/controller.h"
+#include "controller/metrics_controller.h"
 #include "test.h"
 
 static char *text_of(metrics *m)

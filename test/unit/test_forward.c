@@ -9,6 +9,7 @@
 
 #include "common/base/clock.h"
 #include "controller/api/forward.h"
+#include "controller/ha/leader.h"
 #include "test.h"
 
 enum { BIG = 100 << 20, BLOCK = 4096, WAIT_MS = 30000 };
@@ -48,13 +49,13 @@ static ssize_t read_big(void *source, void *out, size_t max)
 static void big(http_request *r, void *context)
 {
     (void)context;
-    http_answer_source(r, "text/plain", BIG, read_big, free, calloc(1, sizeof(size_t)));
+    http_response_source(r, "text/plain", BIG, read_big, free, calloc(1, sizeof(size_t)));
 }
 
 static void small(http_request *r, void *context)
 {
     (void)context;
-    http_answer_json(r, 200, json_pack("{s:i}", "small", 1));
+    http_response_json(r, 200, json_pack("{s:i}", "small", 1));
 }
 
 static http_stream *opened[FORWARD_STREAMS_MAX + 1024];
@@ -66,7 +67,7 @@ static void stream(http_request *r, void *context)
     (void)context;
     pthread_mutex_lock(&opened_lock);
     CHECK(opened_count < sizeof opened / sizeof *opened);
-    http_stream *s = opened[opened_count++] = http_answer_stream(r, "text/plain");
+    http_stream *s = opened[opened_count++] = http_response_stream(r, "text/plain");
     http_stream_write(s, "\n", 1);
     pthread_mutex_unlock(&opened_lock);
 }

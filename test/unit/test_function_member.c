@@ -175,7 +175,7 @@ static void open_platform(platform *p, const char *object, const char *text, con
     snprintf(folder, sizeof folder, "%s/redis", test_tmp());
     redis_server_spec spec = {.folder = folder};
     CHECK_OK(redis_server_start(&spec, soon(), &p->redis, &e), e);
-    modelstore_access a = {.kind = "server", .job = "job1", .carrier = "shm"};
+    modelstore_access a = {.kind = "server", .job = "job1", .tensor_path = "shm"};
     snprintf(a.address, sizeof a.address, "%s", redis_server_address(p->redis));
     snprintf(a.segment_dir, sizeof a.segment_dir, "%s", test_tmp());
     p->member_access = a;
@@ -682,7 +682,7 @@ static void reopen_owner(platform *p)
 
 static void carry_by_socket(platform *p)
 {
-    snprintf(p->member_access.carrier, sizeof p->member_access.carrier, "socket");
+    snprintf(p->member_access.tensor_path, sizeof p->member_access.tensor_path, "socket");
     reopen_owner(p);
 }
 

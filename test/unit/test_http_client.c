@@ -17,7 +17,7 @@ static http_server *server;
 static void say_ok(http_request *r, void *context)
 {
     (void)context;
-    http_answer_json(r, 200, json_pack("{s:s}", "status", "ok"));
+    http_response_json(r, 200, json_pack("{s:s}", "status", "ok"));
 }
 
 static void count(http_request *r, void *context)
@@ -29,9 +29,9 @@ static void count(http_request *r, void *context)
     for (ssize_t n; (n = http_body_read(r, bytes, sizeof bytes, &e)) > 0;)
         total += n;
     if (e.code != ERR_NONE)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, json_pack("{s:I}", "bytes", (json_int_t)total));
+        http_response_json(r, 200, json_pack("{s:I}", "bytes", (json_int_t)total));
 }
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -34,7 +34,7 @@ static long long read_bytes;
 static void hello(http_request *r, void *context)
 {
     (void)context;
-    http_answer_json(r, 200, json_pack("{s:s}", "hello", http_param(r, "name")));
+    http_response_json(r, 200, json_pack("{s:s}", "hello", http_param(r, "name")));
 }
 
 static void echo(http_request *r, void *context)
@@ -43,9 +43,9 @@ static void echo(http_request *r, void *context)
     json_t *body = NULL;
     err e = ERR_INIT;
     if (http_body_json(r, &body, &e))
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, body);
+        http_response_json(r, 200, body);
 }
 
 /* Counts a streamed body, and says how it ended. */
@@ -69,9 +69,9 @@ static void count(http_request *r, void *context)
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     if (n < 0)
-        http_answer_error(r, &e);
+        http_response_error(r, &e);
     else
-        http_answer_json(r, 200, json_pack("{s:I}", "bytes", (json_int_t)total));
+        http_response_json(r, 200, json_pack("{s:I}", "bytes", (json_int_t)total));
 }
 
 static void refuse(http_request *r, void *context)
@@ -79,7 +79,7 @@ static void refuse(http_request *r, void *context)
     (void)context;
     err e = ERR_INIT;
     err_set(&e, ERR_EXISTS, "it is there");
-    http_answer_error(r, &e);
+    http_response_error(r, &e);
     pthread_mutex_lock(&lock);
     refused++;
     pthread_cond_broadcast(&changed);
@@ -95,20 +95,20 @@ static void block(http_request *r, void *context)
     while (!released)
         pthread_cond_wait(&changed, &lock);
     pthread_mutex_unlock(&lock);
-    http_answer_text(r, 200, "text/plain", "released");
+    http_response_text(r, 200, "text/plain", "released");
 }
 
 static void note(http_request *r, void *context)
 {
     (void)context;
     atomic_fetch_add(&noted, 1);
-    http_answer_text(r, 200, "text/plain", "{noted}");
+    http_response_text(r, 200, "text/plain", "{noted}");
 }
 
 static void stream(http_request *r, void *context)
 {
     (void)context;
-    http_stream *s = http_answer_stream(r, "text/event-stream");
+    http_stream *s = http_response_stream(r, "text/event-stream");
     pthread_mutex_lock(&lock);
     kept = s;
     pthread_cond_broadcast(&changed);
@@ -120,7 +120,7 @@ static void say_user(http_request *r, void *context)
     (void)context;
     char text[NAME_BYTES + 8];
     snprintf(text, sizeof text, "{user=%s}", http_user(r));
-    http_answer_text(r, 200, "text/plain", text);
+    http_response_text(r, 200, "text/plain", text);
 }
 
 static void uncounted(http_request *r, void *context)

@@ -8,6 +8,7 @@
 #include "common/dataset/cifar.h"
 #include "common/dataset/ingest.h"
 #include "stores.h"
+#include "store_memory.h"
 
 static store *open_store(void)
 {
@@ -448,7 +449,7 @@ ON_STORES(the_largest_samples_come_in)
 TEST(the_memory_store_holds_datasets_too)
 {
     err e = ERR_INIT;
-    store *s = store_open("memory:", &e);
+    store *s = store_open(store_memory_locator(), &e);
     cleanup_upload upload plain = plain_upload();
     CHECK_OK(send(s, "d", NULL, &plain, 1 << 20, NULL, &e), e);
     check_contents(s, "d");

@@ -17,7 +17,7 @@ IN_EVERY_STORE(rounds_merge_what_was_published, 20)
     err e = ERR_INIT;
     modelstore_merged merged;
     modelstore_status status;
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     check_fetched(&f, 0, (uint64_t[][2]){{7, 1}}, 1);
     modelstore *m[3];
@@ -66,7 +66,7 @@ IN_EVERY_STORE(what_is_stale_or_doubled_is_refused, 20)
     err e = ERR_INIT;
     modelstore_merged merged;
     const modelstore_part one = {0, 3, 10}, wrong = {0, 3, 11}, missing[] = {{0, 3, 10}, {1, 1, 5}};
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     CHECK_ERR(publish(m, 0, 0, -1, 0, 1, 1, 7, &f, &e), e, ERR_STALE, "epoch 0, round 0 is over");
@@ -119,12 +119,12 @@ static void *ask_for_merge(void *arg)
 }
 
 /* Whose answer is lost asks again, maybe while the first merge is under way in Redis. */
-static void ask_for_merges_twice(const char *carrier)
+static void ask_for_merges_twice(const char *tensor_path)
 {
     fixture f;
     err e = ERR_INIT;
     asking ask[2] = {{.round = 0}};
-    fixture_init(&f, "database", carrier, 3 << 20);
+    fixture_init(&f, "database", tensor_path, 3 << 20);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     for (int i = 0; i < 2; i++) {
@@ -197,7 +197,7 @@ IN_EVERY_STORE(numbers_that_are_none_never_enter, 20)
     err e = ERR_INIT;
     modelstore_merged merged;
     const modelstore_part parts[] = {{0, 1, 10}, {1, 1, 5}}, again[] = {{0, 1, 10}, {1, 2, 5}};
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     block b = fixture_block(f.layout.shape);
@@ -228,7 +228,7 @@ IN_EVERY_STORE(fetch_waits_until_its_deadline, 20)
     fixture f;
     err e = ERR_INIT;
     modelstore_state state;
-    fixture_init(&f, kind, carrier, 64);
+    fixture_init(&f, kind, tensor_path, 64);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     block got = fixture_block(f.layout.shape);
@@ -265,7 +265,7 @@ IN_EVERY_STORE(fetch_sees_the_merge_it_waits_for, 20)
     err e = ERR_INIT;
     pthread_t thread;
     const modelstore_part part = {0, 1, 3};
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     waiter w = {.f = &f};
     CHECK(pthread_create(&thread, NULL, wait_for_version_1, &w) == 0);
@@ -287,7 +287,7 @@ IN_EVERY_STORE(fetch_takes_a_newer_version, 20)
     modelstore_merged merged;
     modelstore_state state;
     const modelstore_part part = {0, 1, 10};
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     block got = fixture_block(f.layout.shape);
@@ -314,7 +314,7 @@ IN_EVERY_STORE(one_contribution_alone_becomes_the_reference, 20)
     modelstore_state state;
     uint64_t checksum = 0;
     const modelstore_part parts[2] = {{0, 1, 3}, {1, 1, 5}};
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     for (int alone = 1; alone >= 0; alone--) {
@@ -343,7 +343,7 @@ IN_EVERY_STORE(publishing_from_the_slot_itself, 20)
     const modelstore_part part = {0, 1, 3};
     const modelstore_publication p = {
         .epoch = 0, .round = 1, .version = 0, .incarnation = 1, .samples = 3, .slot = 5};
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     CHECK_OK(modelstore_slot(m, 5, &b, &e), e);
@@ -366,7 +366,7 @@ IN_EVERY_STORE(a_dead_functions_slot_is_another_ones, 20)
     err e = ERR_INIT;
     block b;
     const modelstore_part parts[] = {{1, 1, 5}, {2, 2, 3}};
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     for (int function = 2; function >= 1; function--) {
@@ -390,7 +390,7 @@ IN_EVERY_STORE(a_resumed_job_goes_on_from_its_checkpoint, 20)
     const modelstore_state start = {.version = 41, .epoch = 6, .round = 2};
     const modelstore_part part = {0, 1, 3};
     modelstore_merged merged;
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     block b = fixture_block(f.layout.shape);
     fixture_fill(f.layout.shape, b, 61);
     CHECK_OK(modelstore_create(f.owner, &f.layout, &start, 4, &b, "[{\"old\":1}]",
@@ -427,7 +427,7 @@ IN_EVERY_STORE(a_full_ledger_begins_anew, 40)
     memset(full, ' ', MODELSTORE_LEDGER_BYTES_MAX);
     strcpy(full + MODELSTORE_LEDGER_BYTES_MAX - 3, "{}]");
     full[0] = '[';
-    fixture_init(&f, kind, carrier, 64);
+    fixture_init(&f, kind, tensor_path, 64);
     block b = fixture_block(f.layout.shape);
     CHECK_OK(modelstore_create(f.owner, &f.layout, &start, 4, &b, full, fixture_deadline(), &e), e);
     modelstore *m = attached_member(&f);
@@ -448,7 +448,7 @@ IN_EVERY_STORE(another_layout_is_refused, 20)
 {
     fixture f;
     err e = ERR_INIT;
-    fixture_init(&f, kind, carrier, 64);
+    fixture_init(&f, kind, tensor_path, 64);
     begin_job(&f);
     modelstore *m = fixture_member(&f);
     modelstore_state state = {.version = -1};
@@ -508,7 +508,7 @@ IN_EVERY_REDIS(a_member_may_no_more_than_it_needs, 20)
         "MULTI",
     };
     const size_t plain = strcmp(kind, "database") == 0 ? 0 : 3;
-    fixture_init(&f, kind, carrier, 64);
+    fixture_init(&f, kind, tensor_path, 64);
     begin_job(&f);
     CHECK_OK(redis_link_dial(f.member_access.address, f.member_access.user,
                              f.member_access.password, fixture_deadline(), &l, &e),
@@ -576,7 +576,7 @@ TEST(opening_says_what_is_missing)
     CHECK_ERR(modelstore_open(&a, MODELSTORE_OWNER, fixture_deadline(), &m, &e), e, ERR_UNSUPPORTED,
               "mongo");
     a = f.owner_access;
-    snprintf(a.carrier, sizeof a.carrier, "pigeon");
+    snprintf(a.tensor_path, sizeof a.tensor_path, "pigeon");
     CHECK_ERR(modelstore_open(&a, MODELSTORE_OWNER, fixture_deadline(), &m, &e), e, ERR_UNSUPPORTED,
               "pigeon");
     a = f.owner_access;
@@ -597,7 +597,7 @@ TEST(access_travels_as_json)
                            .address = "unix:/x",
                            .password = "p",
                            .job = "j",
-                           .carrier = "shm"},
+                           .tensor_path = "shm"},
                       b;
     json_t *j = modelstore_access_json(&a);
     CHECK_OK(modelstore_access_parse(j, &b, &e), e);

@@ -26,7 +26,7 @@ IN_EVERY_REDIS(redis_killed_is_put_back, 30)
     modelstore_merged merged;
     modelstore_status status;
     const modelstore_part part = {0, 1, 3};
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     CHECK_OK(publish(m, 0, 1, 0, 0, 1, 3, 71, &f, &e), e);
@@ -46,7 +46,7 @@ IN_EVERY_REDIS(redis_killed_is_put_back, 30)
     CHECK_CONTAINS(how, "signal 9");
     CHECK_OK(redis_server_restart(f.server, fixture_deadline(), &e), e);
     CHECK_ERR(publish(m, 0, 2, 1, 0, 1, 3, 72, &f, &e), e, ERR_NOT_FOUND, "no such job");
-    bool mapped = strcmp(carrier, "shm") == 0;
+    bool mapped = strcmp(tensor_path, "shm") == 0;
     CHECK_OK(modelstore_create(f.owner, &f.layout, &merged.state, 16, mapped ? NULL : &kept,
                                "[{},{}]", fixture_deadline(), &e),
              e);
@@ -61,13 +61,13 @@ IN_EVERY_REDIS(redis_killed_is_put_back, 30)
 /* A model of one chunk: its next publication is announced to Redis as soon as the last one is
  * there. What comes in between (refusals, another layout, a Redis that dies) must not meet the
  * announcement. */
-static void announced_publications(const char *carrier)
+static void announced_publications(const char *tensor_path)
 {
     fixture f;
     err e = ERR_INIT;
     modelstore_merged merged;
     const modelstore_part part = {0, 1, 3};
-    fixture_init(&f, "database", carrier, 1000);
+    fixture_init(&f, "database", tensor_path, 1000);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     for (int round = 1; round <= 4; round++) {
@@ -118,7 +118,7 @@ IN_EVERY_REDIS(another_owner_goes_on_with_a_job, 30)
     modelstore_merged merged;
     modelstore_status status;
     const modelstore_part part = {0, 1, 3};
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     CHECK_OK(publish(m, 0, 1, 0, 0, 1, 3, 81, &f, &e), e);
@@ -132,7 +132,7 @@ IN_EVERY_REDIS(another_owner_goes_on_with_a_job, 30)
     CHECK_INT(status.count, 1);
     CHECK_OK(merge(&f, 0, 1, 0, &part, 1, "{}", &merged, &e), e);
     check_fetched(&f, 1, (uint64_t[][2]){{81, 3}}, 1);
-    if (strcmp(carrier, "shm") == 0) { /* which outlives Redis */
+    if (strcmp(tensor_path, "shm") == 0) { /* which outlives Redis */
         CHECK_OK(redis_server_restart(f.server, fixture_deadline(), &e), e);
         CHECK_OK(modelstore_create(f.owner, &f.layout, &merged.state, 16, NULL, "[]",
                                    fixture_deadline(), &e),
@@ -172,7 +172,7 @@ IN_EVERY_REDIS(a_half_written_block_is_never_merged, 60)
     fixture f;
     err e = ERR_INIT;
     int ends[2];
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     CHECK(pipe2(ends, O_CLOEXEC) == 0);
     modelstore *m = attached_member(&f);
@@ -312,7 +312,7 @@ IN_EVERY_REDIS(what_replaced_functions_published_goes_with_the_round, 30)
 {
     fixture f;
     err e = ERR_INIT;
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
     int64_t before = 0;
@@ -430,7 +430,7 @@ IN_EVERY_STORE(a_zombie_never_replaces_its_replacement, 60)
     fixture f;
     err e = ERR_INIT;
     modelstore_status status;
-    fixture_init(&f, kind, carrier, 64);
+    fixture_init(&f, kind, tensor_path, 64);
     begin_job(&f);
     for (int i = 0; i < 150; i++) {
         racer r[2] = {{&f, 2 * i}, {&f, 2 * i + 1}};
@@ -490,7 +490,7 @@ IN_EVERY_REDIS(publishing_waits_for_a_model_that_is_put_back, 60)
     fixture f;
     err e = ERR_INIT;
     const modelstore_part part = {0, 1, 3};
-    fixture_init(&f, kind, carrier, FLOATS);
+    fixture_init(&f, kind, tensor_path, FLOATS);
     block b = fixture_block(f.layout.shape);
     fixture_fill(f.layout.shape, b, 5);
     for (int64_t round = 1; round < 11; round++) {

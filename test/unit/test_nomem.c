@@ -359,7 +359,7 @@ TEST(a_connection_to_redis_fails_with_each_allocation)
 static void say_ok(http_request *r, void *context)
 {
     (void)context;
-    http_answer_json(r, 200, json_pack("{s:s}", "status", "ok"));
+    http_response_json(r, 200, json_pack("{s:s}", "status", "ok"));
 }
 
 /* What went out was whole: with less than all of it the server says 401, 404, 405 or 415. */

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "controller/jobs/owner_internal.h"
+#include "controller/jobs/job_manager_internal.h"
 #include "test.h"
 
 static const job asking = {.id = "0123456789ab"};
@@ -64,7 +64,7 @@ static const cluster_ops ops = {
     .name = "fake", .start = start, .stop = stop, .list = list, .next_event = next_event};
 static cluster fake = {.ops = &ops};
 static controller platform;
-static owner o = {
+static job_manager o = {
     .controller = &platform, .cluster = &fake, .events_end = &o.events, .patience = 1};
 
 static void open_world(const char *where)
@@ -575,7 +575,7 @@ TEST(a_function_is_told_how_many_threads_its_job_has)
     p->wire = wire_adopt(fd[0], &e);
     wire *function = wire_adopt(fd[1], &e);
     CHECK(p->wire && function);
-    side *s = sides_new(&o, grown.id);
+    job_context *s = job_context_new(&o, grown.id);
     s->access = json_object();
     s->dataset = json_object();
     s->function = json_pack("{s:s}", "object", "zoo:mlp");
@@ -588,6 +588,6 @@ TEST(a_function_is_told_how_many_threads_its_job_has)
     CHECK_INT(json_integer_value(json_object_get(told, "threads")), 3);
     json_decref(told);
     wire_close(function);
-    sides_drop(&o, grown.id);
+    job_context_drop(&o, grown.id);
     close_world();
 }

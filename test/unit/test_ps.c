@@ -53,15 +53,15 @@ TEST_LIMIT(both_merges_and_carriers_give_the_same_bits, 60)
     char want[65];
     world_calm(&(world_options){.epochs = 2}, want);
     same_bits(&(world_options){.job = "server", .merge = "server"}, want);
-    same_bits(&(world_options){.job = "socket", .carrier = "socket"}, want);
-    same_bits(&(world_options){.job = "both", .carrier = "socket", .merge = "server"}, want);
+    same_bits(&(world_options){.job = "socket", .tensor_path = "socket"}, want);
+    same_bits(&(world_options){.job = "both", .tensor_path = "socket", .merge = "server"}, want);
 }
 
 TEST_LIMIT(between_pods_everything_goes_over_tcp, 60)
 {
     char want[65];
     world_calm(&(world_options){.epochs = 2}, want);
-    same_bits(&(world_options){.job = "tcp", .carrier = "socket", .tcp = true}, want);
+    same_bits(&(world_options){.job = "tcp", .tensor_path = "socket", .tcp = true}, want);
 }
 
 TEST_LIMIT(other_numbers_give_other_bits, 60)
@@ -130,7 +130,7 @@ TEST_LIMIT(a_function_dies_between_the_chunks_of_a_publish, 60)
     for (int i = 0; i < 2; i++)
         lose_of(&(world_options){.job = merges[i],
                                  .epochs = 1,
-                                 .carrier = "socket",
+                                 .tensor_path = "socket",
                                  .merge = merges[i],
                                  .samples = 48,
                                  .floats = 150000,
@@ -332,7 +332,7 @@ TEST_LIMIT(redis_dies_when_the_model_is_created, 60)
 }
 TEST_LIMIT(redis_dies_when_the_model_is_created_in_it, 60)
 {
-    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "created:1:stop");
+    kill_redis(&(world_options){.k = 1, .tensor_path = "socket"}, "created:1:stop");
 }
 TEST_LIMIT(redis_dies_when_the_model_is_created_for_a_server_merge, 60)
 {
@@ -340,14 +340,15 @@ TEST_LIMIT(redis_dies_when_the_model_is_created_for_a_server_merge, 60)
 }
 /* Of another job's weights and what function 0 drew beside them: with the drawn ones alone in it,
  * before and after those are copied, and with both. */
-static void kill_redis_with_weights(const char *carrier, const char *failpoint)
+static void kill_redis_with_weights(const char *tensor_path, const char *failpoint)
 {
     world w;
     world_start(&w, &(world_options){.job = "first", .epochs = 1});
     world_finish(&w, "succeeded", NULL);
     world_end(&w);
     kill_redis(
-        &(world_options){.k = 1, .carrier = carrier, .init = "first", .init_without = "fc.weight"},
+        &(world_options){
+            .k = 1, .tensor_path = tensor_path, .init = "first", .init_without = "fc.weight"},
         failpoint);
 }
 TEST_LIMIT(redis_dies_with_what_was_drawn_beside_weights, 60)
@@ -377,19 +378,19 @@ TEST_LIMIT(redis_dies_with_the_initial_model_in_the_segment, 60)
 }
 TEST_LIMIT(redis_dies_before_the_initial_model_is_copied, 60)
 {
-    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "before-copy:1:stop");
+    kill_redis(&(world_options){.k = 1, .tensor_path = "socket"}, "before-copy:1:stop");
 }
 TEST_LIMIT(redis_dies_before_a_merge_of_the_first_epoch_is_copied, 60)
 {
-    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "before-copy:4:stop");
+    kill_redis(&(world_options){.k = 1, .tensor_path = "socket"}, "before-copy:4:stop");
 }
 TEST_LIMIT(redis_dies_before_a_merge_of_the_second_epoch_is_copied, 60)
 {
-    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "before-copy:15:stop");
+    kill_redis(&(world_options){.k = 1, .tensor_path = "socket"}, "before-copy:15:stop");
 }
 TEST_LIMIT(redis_dies_before_a_server_merge_is_copied, 60)
 {
-    kill_redis(&(world_options){.k = 1, .carrier = "socket", .merge = "server"},
+    kill_redis(&(world_options){.k = 1, .tensor_path = "socket", .merge = "server"},
                "before-copy:4:stop");
 }
 TEST_LIMIT(redis_dies_between_epochs, 60)
@@ -432,7 +433,7 @@ TEST_LIMIT(redis_dies_under_a_server_merge, 60)
 }
 TEST_LIMIT(redis_dies_with_all_tensors_in_it, 60)
 {
-    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "before-merge:12:stop");
+    kill_redis(&(world_options){.k = 1, .tensor_path = "socket"}, "before-merge:12:stop");
 }
 
 /* It stands still, and its connections with it: in the middle of training, for that long. */
@@ -440,7 +441,7 @@ static void stop_redis(const char *merge, int ms, bool *gone)
 {
     world w;
     char want[65], got[65];
-    world_options o = {.k = 1, .epochs = 3, .merge = merge, .carrier = "socket"};
+    world_options o = {.k = 1, .epochs = 3, .merge = merge, .tensor_path = "socket"};
     world_calm(&o, want);
     o.job = "redis";
     o.failpoint = "before-merge:12:stop";
@@ -493,7 +494,7 @@ TEST_LIMIT(redis_dies_while_the_model_is_put_back, 60)
 {
     world w;
     char want[65], got[65];
-    world_options o = {.k = 1, .epochs = 3, .carrier = "socket"};
+    world_options o = {.k = 1, .epochs = 3, .tensor_path = "socket"};
     int begun = 0;
     world_calm(&o, want);
     o.job = "redis";
@@ -521,14 +522,16 @@ TEST_LIMIT(redis_dies_while_the_model_is_put_back, 60)
 
 /* In a pod Redis is a container of its own: the kubelet starts it anew, empty, with the old
  * password. */
-static const world_options in_a_pod = {.k = 1, .carrier = "socket", .tcp = true, .container = true};
+static const world_options in_a_pod = {
+    .k = 1, .tensor_path = "socket", .tcp = true, .container = true};
 
 TEST_LIMIT(redis_in_its_own_container_gives_the_same_bits, 60)
 {
     char want[65];
     world_calm(&(world_options){.epochs = 2}, want);
-    same_bits(&(world_options){.job = "pod", .carrier = "socket", .tcp = true, .container = true},
-              want);
+    same_bits(
+        &(world_options){.job = "pod", .tensor_path = "socket", .tcp = true, .container = true},
+        want);
 }
 TEST_LIMIT(the_container_of_redis_dies_at_the_start, 60)
 {

@@ -92,12 +92,12 @@ static void run(world *w, world_options o, int deaths)
 TEST_LIMIT(functions_of_one_gpu_are_averaged_there_with_the_hosts_bits, 60)
 {
     static const struct {
-        const char *merge, *carrier;
+        const char *merge, *tensor_path;
     } kinds[] = {
         {"database", "shm"}, {"server", "shm"}, {"database", "socket"}, {"server", "socket"}};
     for (size_t i = 0; i < 4; i++) {
         world w;
-        run(&w, (world_options){.merge = kinds[i].merge, .carrier = kinds[i].carrier}, 0);
+        run(&w, (world_options){.merge = kinds[i].merge, .tensor_path = kinds[i].tensor_path}, 0);
         CHECK(told(&w, "on their one GPU, in function order, by CUDA IPC"));
         CHECK(noted(&w, "averaged") >=
               8); /* of ten rounds; the first may be before anybody leads */
@@ -284,10 +284,10 @@ static void run_apart(world *w, world_options o, int deaths)
 
 TEST_LIMIT(functions_on_gpus_of_their_own_are_averaged_by_nccl, 60)
 {
-    static const char *const carriers[] = {"shm", "socket"};
+    static const char *const tensor_paths[] = {"shm", "socket"};
     for (size_t i = 0; i < 2; i++) {
         world w;
-        run_apart(&w, (world_options){.carrier = carriers[i]}, 0);
+        run_apart(&w, (world_options){.tensor_path = tensor_paths[i]}, 0);
         CHECK(told(&w, by_nccl));
         CHECK(!told(&w, "on the host"));
         CHECK(world_told_condition(&w, "Exact"));
@@ -445,7 +445,7 @@ TEST_LIMIT(a_resumed_job_is_averaged_there_again, 60)
 
 TEST_LIMIT(redis_ends_again_and_again, 60)
 {
-    static const char *const carriers[] = {"shm", "socket"};
+    static const char *const tensor_paths[] = {"shm", "socket"};
     char want[65], got[65];
     on_the_host(&(world_options){.epochs = 4, .k = 1}, want);
     for (size_t i = 0; i < 4; i++) {
@@ -456,7 +456,7 @@ TEST_LIMIT(redis_ends_again_and_again, 60)
                                          .device = true,
                                          .nccl = i >= 2,
                                          .merge = i < 2 ? NULL : "nccl",
-                                         .carrier = carriers[i % 2]});
+                                         .tensor_path = tensor_paths[i % 2]});
         for (int epoch = 0; epoch < 3; epoch++) {
             int64_t deadline_ms = clock_deadline_ms(WORLD_WAIT_MS);
             pid_t redis;

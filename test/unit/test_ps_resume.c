@@ -251,7 +251,7 @@ TEST_LIMIT(redis_dies_while_a_job_is_resumed, 60)
 TEST_LIMIT(redis_dies_while_it_is_given_the_model_of_a_job_that_is_resumed, 60)
 {
     kill_redis_while_resumed(
-        (world_options){.k = 1, .carrier = "socket", .failpoint = "after-checkpoint:1"},
+        (world_options){.k = 1, .tensor_path = "socket", .failpoint = "after-checkpoint:1"},
         "chunk-sent:1:stop");
 }
 
@@ -445,8 +445,8 @@ TEST_LIMIT(suspended_within_the_first_epoch_it_goes_on_there, 60)
 }
 TEST_LIMIT(suspended_with_one_merge_an_epoch_it_goes_on_there, 60)
 {
-    suspend_and_resume((world_options){.k = -1, .epochs = 4, .samples = 100, .carrier = "socket"},
-                       "2", false);
+    suspend_and_resume(
+        (world_options){.k = -1, .epochs = 4, .samples = 100, .tensor_path = "socket"}, "2", false);
 }
 
 static int blobs_of(const world *w, const char *prefix)

@@ -1,7 +1,7 @@
 /* test_request.c: every field's default, limits and refusal, as data. */
 #include <jansson.h>
 
-#include "common/contract/request.h"
+#include "common/contract/job_options.h"
 #include "test.h"
 
 #define TOP                                                                                        \
@@ -184,6 +184,65 @@ TEST(canonical_text)
     free(second);
     json_decref(j);
     json_decref(k);
+}
+
+/* Records and digests of plans hold these bytes: what is always written comes first, then what
+ * differs from its default. */
+TEST(canonical_text_of_every_option)
+{
+    err e = ERR_INIT;
+    request r;
+    CHECK_OK(parse("{" TOP ",\"init\":\"j1\",\"init_without\":\"fc\",\"options\":{"
+                   "\"ttl_seconds_after_finished\":3,\"process\":\"shared\",\"backoff_limit\":2,"
+                   "\"active_deadline_seconds\":60,\"on_loss\":\"continue\","
+                   "\"gpu\":{\"precision\":\"tf32\",\"threads\":25,\"memory\":\"1536Mi\"},"
+                   "\"device\":\"cuda\",\"optimizer_state\":\"reset\",\"seed\":7,\"priority\":-3,"
+                   "\"merge\":\"server\",\"goal_accuracy\":99.5,\"validate_every\":0,\"k\":16,"
+                   "\"static_parallelism\":true,\"default_parallelism\":3}}",
+                   &r, &e),
+             e);
+    json_t *j = request_json(&r);
+    char *text = json_dumps(j, JSON_COMPACT);
+    CHECK_STR(text,
+              "{\"function_name\":\"lenet\",\"dataset\":\"mnist\",\"init\":\"j1\",\"epochs\":5,"
+              "\"batch_size\":32,\"lr\":0.01,\"options\":{\"default_parallelism\":3,"
+              "\"static_parallelism\":true,\"k\":16,\"validate_every\":0,\"goal_accuracy\":99.5,"
+              "\"merge\":\"server\",\"mode\":\"ps\",\"priority\":-3,\"seed\":7,"
+              "\"optimizer_state\":\"reset\",\"on_loss\":\"continue\",\"device\":\"cuda\","
+              "\"gpu\":{\"memory\":\"1536Mi\",\"threads\":25,\"precision\":\"tf32\"},"
+              "\"active_deadline_seconds\":60,\"backoff_limit\":2,\"process\":\"shared\","
+              "\"ttl_seconds_after_finished\":3},\"init_without\":\"fc\"}");
+    free(text);
+    json_decref(j);
+}
+
+static bool is_same(const char *a, const char *b)
+{
+    return a && b && strcmp(a, b) == 0;
+}
+
+/* A name is one option's, wherever names must not be mixed up. */
+TEST(no_two_rows_of_the_table_have_one_name)
+{
+    for (const job_option *a = job_options; a->name; a++) {
+        CHECK(!a->flag || (a->help && a->about));
+        CHECK(a->kind != VALUE_WORD || a->words[0]);
+        for (const job_option *b = job_options; b < a; b++) {
+            CHECK(a->in != b->in || !(is_same(a->name, b->name) || is_same(a->alias, b->name) ||
+                                      is_same(a->name, b->alias)));
+            CHECK(!is_same(a->flag, b->flag) && !is_same(a->spec, b->spec));
+            CHECK(!a->letter || a->letter != b->letter);
+        }
+    }
+}
+
+TEST(an_option_is_found_by_its_names)
+{
+    CHECK_STR(job_option_find(IN_OPTIONS, "K")->name, "k");
+    CHECK_STR(job_option_of_flag("gpu-memory")->name, "memory");
+    CHECK_STR(job_option_parent(IN_GPU)->name, "gpu");
+    CHECK(!job_option_find(IN_REQUEST, "k") && !job_option_find(IN_OPTIONS, "memory"));
+    CHECK(!job_option_of_flag("sparse-avg") && !job_option_parent(IN_REQUEST));
 }
 
 TEST(where_models_are_merged_comes_back)

@@ -926,7 +926,7 @@ TEST(redis_restarted_empty_puts_back_and_redoes_the_round)
     step((round_event){.type = ROUND_REDIS_GONE, .message = "closed"});
     CHECK_STR(get(ROUND_CONDITION)->name, "RedisGone");
     step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
-    CHECK_INT(get(ROUND_PUT_BACK)->version, 0);
+    CHECK_INT(get(ROUND_RESTORE)->version, 0);
     CHECK(!find(ROUND_TRAIN));
     step((round_event){.type = ROUND_LOADED});
     CHECK_INT(get(ROUND_TRAIN)->function, 0);
@@ -939,7 +939,7 @@ static void unreadable(void)
 {
     step(
         (round_event){.type = ROUND_LOAD_FAILED, .function = -1, .code = ERR_IO, .message = "I/O"});
-    while (!round_finished(m) && !find(ROUND_PUT_BACK)) {
+    while (!round_finished(m) && !find(ROUND_RESTORE)) {
         now += 50;
         step((round_event){.type = ROUND_HEARTBEAT, .phase = "wait", .batches = (uint32_t)now});
     }
@@ -953,9 +953,9 @@ TEST(what_cannot_be_read_to_be_put_back_is_tried_again)
     publish(&c, 0, 0, 0, 0);
     step((round_event){.type = ROUND_REDIS_GONE, .message = "closed"});
     step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
-    CHECK(!get(ROUND_PUT_BACK)->last);
+    CHECK(!get(ROUND_RESTORE)->last);
     unreadable();
-    CHECK(!get(ROUND_PUT_BACK)->last);
+    CHECK(!get(ROUND_RESTORE)->last);
     step((round_event){.type = ROUND_LOADED});
     CHECK_INT(get(ROUND_TRAIN)->function, 0);
     round_close(m);
@@ -971,7 +971,7 @@ TEST(redis_that_is_lost_again_is_put_back_as_the_first_time)
         step((round_event){.type = ROUND_REDIS_GONE, .message = "closed"});
         step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
         for (int tries = 0; tries < 3; tries++) {
-            CHECK(!get(ROUND_PUT_BACK)->last);
+            CHECK(!get(ROUND_RESTORE)->last);
             unreadable();
         }
         step((round_event){.type = ROUND_LOADED});
@@ -991,7 +991,7 @@ TEST(what_can_never_be_read_is_passed_over_by_the_last_try)
         step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
         int64_t began = now;
         int tries = 0;
-        for (; !get(ROUND_PUT_BACK)->last && tries < 99; tries++) {
+        for (; !get(ROUND_RESTORE)->last && tries < 99; tries++) {
             if (slow && tries == 1)
                 now += c.limits.store_ms;
             unreadable();
@@ -1045,7 +1045,7 @@ TEST(redis_that_dies_of_every_round_fails_the_job)
             break;
         step((round_event){.type = ROUND_REDIS_GONE, .message = "it cannot be restarted yet"});
         step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
-        get(ROUND_PUT_BACK);
+        get(ROUND_RESTORE);
         step((round_event){.type = ROUND_LOADED});
     }
     expect_failure("RedisGone", "ended 5 times without a merged round: ended by signal 11");
@@ -1096,7 +1096,7 @@ TEST(what_trains_on_a_state_that_was_lost_is_replaced)
     publish(&c, 0, 0, 0, 0);
     step((round_event){.type = ROUND_REDIS_GONE, .message = "connection refused"});
     step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
-    get(ROUND_PUT_BACK);
+    get(ROUND_RESTORE);
     round_resume older = {.epoch = 0, .parallelism = 2, .version = 0};
     step((round_event){.type = ROUND_LOADED, .resume = &older});
     CHECK_INT(number_of(ROUND_NEED), 1);

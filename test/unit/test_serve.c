@@ -7,6 +7,7 @@
 #include "common/base/cleanup.h"
 #include "common/base/clock.h"
 #include "common/base/json_read.h"
+#include "common/contract/infer_answer.h"
 #include "common/net/wire.h"
 #include "function-runtime/base/model_file.h"
 #include "function-runtime/model/program.h"
@@ -238,7 +239,7 @@ static void check_too_long(const char *code)
     size_t frame_bytes, values_bytes, outputs;
     outputs = (size_t)json_integer_value(json_object_get(first, "outputs"));
     CHECK_INT(outputs, 4000);
-    serve_answer_limits((size_t)fits, outputs, &frame_bytes, &values_bytes);
+    infer_answer_limits((size_t)fits, outputs, WIRE_FRAME_BYTES_MAX, &frame_bytes, &values_bytes);
     wire_set_limit(to, frame_bytes);
     wire_set_values_limit(to, values_bytes);
     cleanup_json json_t *answer = answer_to(to, question(fits));

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "mongo_fixture.h"
+#include "store_memory.h"
 
 /* ---- locators ------------------------------------------------------------------------------ */
 
@@ -103,7 +104,7 @@ TEST(the_driver_is_loaded_by_those_who_ask)
         loaded = loaded || strstr(text, "libmongoc") || strstr(text, "kubeml-mongo");
     fclose(maps);
     CHECK(!loaded);
-    store *s = store_open("memory:", &e);
+    store *s = store_open(store_memory_locator(), &e);
     CHECK(s);
     store_close(s);
 }

@@ -2,7 +2,7 @@
 {{- default .Release.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Labels that never change: selectors are made of them. */}}
+{{/* Labels that never change, since selectors consist of them. */}}
 {{- define "kubeml.selector" -}}
 app.kubernetes.io/name: kubeml
 app.kubernetes.io/instance: {{ include "kubeml.name" . }}
@@ -19,7 +19,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .root.Values.image.prefix }}{{ .name }}:{{ default .root.Chart.AppVersion .root.Values.image.tag }}
 {{- end -}}
 
-{{/* A hook, by its weight; nothing of it stays when it has succeeded. */}}
+{{/* A hook of the given weight. A hook that has succeeded is deleted. */}}
 {{- define "kubeml.afterUninstall" -}}
 helm.sh/hook: post-delete
 helm.sh/hook-weight: {{ . | quote }}
@@ -38,17 +38,17 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- default (printf "%s-store" (include "kubeml.name" .)) .Values.mongodb.existingSecret -}}
 {{- end -}}
 
-{{/* What that Secret has under that key already; "": nothing. */}}
+{{/* The value that the Secret already has under the key; "": none. */}}
 {{- define "kubeml.there" -}}
 {{- dig "data" .key "" (lookup "v1" "Secret" .root.Release.Namespace .secret) -}}
 {{- end -}}
 
-{{/* A secret that is made once: an upgrade keeps what is there. */}}
+{{/* A secret that is made once: an upgrade keeps the existing one. */}}
 {{- define "kubeml.kept" -}}
 {{- include "kubeml.there" . | default (randAlphaNum 64 | sha256sum | b64enc) -}}
 {{- end -}}
 
-{{/* What Pod Security "restricted" asks for, and a root file system that cannot be written. */}}
+{{/* What Pod Security "restricted" asks for, and a read-only root file system. */}}
 {{- define "kubeml.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: {{ .Values.security.userID }}
@@ -71,7 +71,8 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{/* Of a part's pods: our labels and `annotations`, and what its values add. Without a `component` it is one of the warm pool's. */}}
+{{/* Labels and annotations of a part's pods: the chart's, and those that the part's values add. Without a `component` the pod is one of
+the warm pool's. */}}
 {{- define "kubeml.podMetadata" -}}
 {{- $labels := include "kubeml.selector" .root | fromYaml -}}
 {{- with .component -}}
@@ -98,8 +99,8 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* NCCL takes whatever ports it is given and has no setting for them. So a pod is given those of a range, a sysctl that
-Kubernetes counts among the safe ones, and the policy of a job whose functions are NCCL's ranks names that range. */}}
+{{/* NCCL takes the ports that the system gives it, and has no setting for them. So a sysctl, which Kubernetes counts among the safe
+ones, makes the system give ports of a range. The NetworkPolicy of a job whose functions are NCCL's ranks names that range. */}}
 {{- define "kubeml.rankPorts" -}}
 {{- if gt (int .Values.gpu.rankPorts.first) (int .Values.gpu.rankPorts.last) }}
 {{- fail (printf "gpu.rankPorts: first, %d, is after last, %d" (int .Values.gpu.rankPorts.first) (int .Values.gpu.rankPorts.last)) }}
@@ -198,23 +199,23 @@ spec:
   {{- include "kubeml.placement" .Values.ps | nindent 2 }}
   initContainers:
   - name: redis
-    restartPolicy: Always # beside kubeml-ps for as long as that runs, and started again when it ends
+    restartPolicy: Always # runs beside kubeml-ps, and is restarted when it ends
     image: {{ include "kubeml.image" (dict "root" . "name" .Values.ps.image) }}
     imagePullPolicy: {{ .Values.image.pullPolicy }}
     args: [--serve-redis, /run/redis, --redis-listen, "$(POD_IP):6379"]
     env:
     - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
     {{- if ((.Values.ps.redis.resources).limits).memory }}
-    - {name: KUBEML_REDIS_MEMORY_LIMIT, valueFrom: {resourceFieldRef: {resource: limits.memory}}} # nodes of cgroup v1 have no memory.max
+    - {name: KUBEML_REDIS_MEMORY_LIMIT, valueFrom: {resourceFieldRef: {resource: limits.memory}}} # a node with cgroup v1 has no memory.max
     {{- end }}
     ports: [{name: redis, containerPort: 6379}]
-    # One that stands still takes connections and answers none. Stopped for half a minute it is left alone; 65 s are what it has.
+    # A Redis that stands still takes connections and answers none. It is killed after about 65 s; a stop of half a minute is tolerated.
     livenessProbe:
       exec: {command: [/usr/lib/kubeml/bin/kubeml-ps, --ping-redis, /run/redis]}
       periodSeconds: 10
       timeoutSeconds: 10
       failureThreshold: 7
-      terminationGracePeriodSeconds: 1 # it has nothing to save
+      terminationGracePeriodSeconds: 1 # Redis has nothing to save
     securityContext: {{ include "kubeml.containerSecurity" . | fromYaml | toJson }}
     resources: {{ toJson .Values.ps.redis.resources }}
     volumeMounts:
@@ -245,10 +246,10 @@ spec:
   {{- with .Values.mongodb.tls.caConfigMap }}
   - {name: mongodb-ca, configMap: {name: {{ . }}}}
   {{- end }}
-  - {name: redis, emptyDir: {medium: Memory, sizeLimit: 16Mi}} # its socket, and the password between the two
+  - {name: redis, emptyDir: {medium: Memory, sizeLimit: 16Mi}} # Redis's socket, and the password that both containers know
 {{- end -}}
 
-{{/* Egress rules that several policies have. */}}
+{{/* Egress rules that several NetworkPolicies have. */}}
 {{- define "kubeml.dns" -}}
 - ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
   {{- with .Values.networkPolicy.dns }}
