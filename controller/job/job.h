@@ -32,7 +32,7 @@ enum {
     JOB_CONDITIONS_MAX = 12,
     JOB_COUNT_MAX = 10000, /* queued, running or not yet forgotten */
     JOB_THREADS_MAX = LIMITS_THREADS_MAX, /* of a function */
-    JOB_KUBEML_PS = -1,    /* `function` of the job's kubeml-ps, whose incarnation is the generation */
+    JOB_KUBEML_PS = -1,    /* `function` of a job's kubeml-ps; its incarnation: the generation */
 };
 
 typedef enum job_state {
