@@ -20,9 +20,9 @@
  *   - before a job, to check that the model takes the dataset's samples;
  *   - in each function of a job, several of which may be in one process;
  *   - for inference.
- * So the function must append the same layers for the same x and number of classes, and must not
- * use static variables. Shapes are those of one sample: (C, H, W), or (F) after kml_flatten; the
- * platform adds the batch.
+ * So the function must append the same layers for the same x and number of classes, and must keep
+ * nothing in static variables. Shapes are those of one sample: (C, H, W), or (F) after kml_flatten;
+ * the platform adds the batch.
  *
  * Errors. The graph keeps the first mistake (a kernel larger than its input, a sum of different
  * shapes) with the layer's name and the reason. `kubeml train` is refused with that message, or the
@@ -129,8 +129,9 @@ typedef struct kml_batch_norm_options {
 /* (C,H,W) -> the same shape: y = (x - mean) / sqrt(var + eps) * weight + bias for each channel
  * (Ioffe and Szegedy 2015). Training uses the mean and variance of the batch, validation and
  * inference the running statistics, which are part of the model: they are merged and exported with
- * it. It does not take the result of kml_linear. Use a kml_conv2d before kml_flatten instead, with
- * a kernel as large as the image: it computes the same, and its result is (C,1,1). */
+ * it. x must be (C,H,W), so not the result of kml_linear. Instead of that kml_linear, use a
+ * kml_conv2d before kml_flatten, with a kernel as large as the image: it computes the same, and its
+ * result is (C,1,1). */
 #define kml_batch_norm2d(g, x, ...)                                                                \
     kml_batch_norm2d_with((g), (x), (kml_batch_norm_options){__VA_ARGS__})
 KML_API kml_tensor kml_batch_norm2d_with(kml_graph *g, kml_tensor x, kml_batch_norm_options o);
