@@ -89,8 +89,8 @@ int dataset_open_on(chunk_reader *r, dataset **out, err *e);
 void dataset_close(dataset *d); /* NULL is fine */
 const dataset_info *dataset_get_info(const dataset *d);
 
-/* A view without a copy, valid until dataset_release or dataset_close. The checksum is verified at
- * the first view of a chunk: ERR_CORRUPT names split and chunk. Several threads may call. */
+/* Gives a view without a copy, valid until dataset_release or dataset_close. The first view of a
+ * chunk verifies its checksum: ERR_CORRUPT names split and chunk. Several threads may call. */
 int dataset_view(dataset *d, dataset_split split, uint32_t chunk, dataset_chunk *out, err *e);
 void dataset_release(dataset *d, dataset_split split, uint32_t chunk);
 /* Announces chunks that will be viewed, in about this order: as chunk_prefetch. Does not block. */

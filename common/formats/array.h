@@ -47,10 +47,10 @@ int array_measure(array_head *head, err *e);
 /* "uint8 (60000, 28, 28)". */
 const char *array_text(const array_head *head, char out[ARRAY_TEXT_BYTES]);
 
-/* `n` numbers to float32, rounded to nearest. `in` needs no alignment. */
+/* Converts `n` numbers to float32, rounded to nearest. `in` needs no alignment. */
 void array_to_f32(array_dtype dtype, bool swap, const void *in, float *out, size_t n);
-/* `n` numbers to class labels. Returns how many were converted: fewer than n if the next number is
- * no integer from 0 to `max` (then *bad is that number, as a double). */
+/* Converts `n` numbers to class labels. Returns how many were converted: fewer than n if the next
+ * number is no integer from 0 to `max` (then *bad is that number, as a double). */
 size_t array_to_labels(array_dtype dtype, bool swap, const void *in, int32_t *out, size_t n,
                        int32_t max, double *bad);
 

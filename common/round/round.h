@@ -1,7 +1,7 @@
 /* round.h: kubeml-ps's logic for a whole job, as a pure state machine.
  *
  * `round_step(machine, event)` gives the actions to carry out, in order. The machine has no I/O, no
- * clock and no thread: events carry the monotonic time, and round_deadline says when the next
+ * clock and no thread: events carry the monotonic time, and round_deadline gives when the next
  * ROUND_TICK is due at the latest. kubeml-ps turns frames and results into events and actions into
  * frames and calls; the simulator does the same with a fake world. round.c has the state diagram
  * and the invariants.
@@ -61,7 +61,7 @@ void round_limits_default(round_limits *l);
 typedef struct round_config {
     request request;
     int parallelism;          /* of the first epoch, as the scheduler granted it */
-    int functions_max;        /* most functions there can ever be; sizes the machine's arrays */
+    int functions_max;        /* the most functions of any epoch; sizes the machine's arrays */
     const int *plan;          /* recorded parallelism per epoch to replay, or NULL; copied */
     int plan_epochs;
     uint64_t train_samples, test_samples; /* test_samples 0: no validation */
@@ -137,7 +137,7 @@ typedef enum round_event_type {
     ROUND_PUBLISHED,   /* function, incarnation, epoch, round, samples .. batches */
     ROUND_VALIDATED,   /* function, incarnation, epoch, samples, loss_sum, correct */
     ROUND_HEARTBEAT,   /* function, incarnation, phase, batches */
-    ROUND_FAILED,      /* function, incarnation, code, reason, message: its own "failed" */
+    ROUND_FAILED,      /* function, incarnation, code, reason, message: it sent `failed` */
     /* function, incarnation, reason, message; `ended`: the process is known dead */
     ROUND_LOST,
     /* epoch, round, version: that merge is committed (now or by an earlier try) */
@@ -151,7 +151,7 @@ typedef enum round_event_type {
     ROUND_MERGE_FAILED,
     ROUND_COMMITTED,     /* epoch: checkpoint and history are durable */
     ROUND_COMMIT_FAILED, /* code, message */
-    /* epoch, value: the controller's answer to ASK. A second, smaller value says that no more
+    /* epoch, value: the controller's answer to ASK. A second, smaller value means that no more
      * functions will come; about an elastic job's first functions it has epoch -1 */
     ROUND_PARALLELISM,
     ROUND_REDIS_GONE, /* message: the model store does not answer; kubeml-ps restarts Redis */
@@ -186,7 +186,7 @@ typedef struct round_event {
 
 /* ---- actions ------------------------------------------------------------------------------- */
 
-/* The slow actions (LOAD, MERGE, COMMIT, RESTORE and the merge behind INITIALISED) are carried out
+/* The slow actions (LOAD, MERGE, COMMIT, RESTORE and the merge before INITIALISED) are carried out
  * one after the other, in the order given, and each is answered once, in that order. */
 
 typedef enum round_action_type {

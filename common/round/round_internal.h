@@ -28,11 +28,11 @@ typedef enum stage {
 typedef enum member_state {
     MEMBER_NONE,   /* no function at this index */
     MEMBER_NEEDED, /* asked for, or to be asked for at tell_ms; no hello yet */
-    MEMBER_JOINED, /* said hello; loads the code */
+    MEMBER_JOINED, /* has sent `hello`; loads the code */
     MEMBER_READY,  /* takes tasks */
 } member_state;
 
-/* What a function has to do in the open round, or for the open validation. */
+/* A function's work in the open round, or in the open validation. */
 typedef enum task {
     TASK_NONE,
     TASK_TODO, /* to be sent as soon as the function is ready */
@@ -54,7 +54,7 @@ typedef struct member {
     bool replacement; /* follows a lost incarnation in this epoch */
     int64_t needed_ms, heard_ms, progress_ms;
     int64_t excused_ms; /* the heard_ms that member_forgive has set */
-    char phase[16]; /* of the last heartbeat, to see progress by */
+    char phase[16]; /* of the last heartbeat; a change is progress */
     uint32_t beat_batches;
     bool waits; /* for the store, by its last heartbeat */
     /* this epoch's share */
@@ -81,7 +81,7 @@ typedef struct slot {
     int64_t left_order; /* smaller: left earlier */
 } slot;
 
-/* Tries of one operation of the I/O layer. */
+/* The tries of one operation outside the machine. */
 typedef struct retry {
     int tries;
     int64_t due_ms;     /* INT64_MAX: an answer is awaited */

@@ -203,8 +203,8 @@ void round_redis_back(round_machine *m, const round_event *event)
 }
 
 /* Replaces the functions that train at this moment. Their contributions would bear the number of a
- * round that is opened again, perhaps with another shard plan; only another incarnation tells the
- * old contribution from the new. */
+ * round that is opened again, perhaps with another shard plan; only another incarnation
+ * distinguishes the old contribution from the new. */
 static void lose_busy(round_machine *m)
 {
     for (int f = 0; f < m->config.functions_max && m->stage != STAGE_END; f++)

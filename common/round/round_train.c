@@ -47,7 +47,7 @@ static bool epoch_trained(const round_machine *m)
     return true;
 }
 
-/* After a merge, a start or a resume: the next round of the epoch, or its end. */
+/* Goes on after a merge, a start or a resume: opens the next round of the epoch, or ends it. */
 void round_train_on(round_machine *m)
 {
     if (epoch_trained(m))

@@ -51,7 +51,7 @@ int store_ping(store *s, err *e); /* can a record be read now? */
  * readers. Data that living processes are writing stays. `removed` (may be NULL) counts. Called at
  * a program's start. */
 int store_sweep(store *s, size_t *removed, err *e);
-/* A folder of this store for scratch files (fs_scratch_file). */
+/* The folder of this store for scratch files (fs_scratch_file). */
 const char *store_scratch_dir(const store *s);
 
 /* ---- records ---------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ int store_walk(store *s, const char *collection, store_visit visit, void *contex
 typedef struct blob_writer blob_writer;
 typedef struct blob blob;
 
-/* Begins a blob, which nobody sees under `name` until blob_commit. */
+/* Begins a blob, which does not appear under `name` until blob_commit. */
 int store_blob_begin(store *s, const char *name, blob_writer **out, err *e);
 int blob_write(blob_writer *w, const void *bytes, size_t len, err *e);
 /* Publishes the blob and frees the writer, also on error. ERR_EXISTS: there is a blob of this name,
@@ -139,7 +139,7 @@ typedef struct blob_entry {
     uint64_t bytes;
 } blob_entry;
 
-/* Names in byte order, as store_list. `*out` is the caller's to free(). */
+/* Names in byte order, as store_list. The caller frees *out. */
 int store_blob_list(store *s, const char *prefix, const char *after, size_t limit, blob_entry **out,
                     size_t *count, err *e);
 
@@ -153,13 +153,13 @@ int store_blob_list(store *s, const char *prefix, const char *after, size_t limi
 typedef struct chunk_writer chunk_writer;
 typedef struct chunk_reader chunk_reader;
 
-/* `bytes_hint`: about how much will come, 0: unknown. `id` holds STORE_ID_BYTES. */
+/* `bytes_hint`: about the size of the set; 0: unknown. `id` has room for STORE_ID_BYTES. */
 int store_chunks_begin(store *s, uint64_t bytes_hint, char *id, chunk_writer **out, err *e);
 /* Puts each (split, index) once. `bytes` is borrowed for the call. ERR_LIMIT above
  * STORE_CHUNK_BYTES_MAX. */
 int chunk_put(chunk_writer *w, uint32_t split, uint32_t index, const void *bytes, size_t len,
               err *e);
-/* The text that chunk_reader_info gives; once. */
+/* Puts the text that chunk_reader_info gives; once. */
 int chunk_put_info(chunk_writer *w, const char *text, size_t len, err *e);
 /* Makes the chunk set durable; nothing can be put afterwards. */
 int chunk_seal(chunk_writer *w, err *e);

@@ -324,7 +324,7 @@ static int run_until_done(lmdb_records *r, bool write, operation op, void *arg, 
 static int run(store *s, bool write, operation op, void *arg, const char *what, err *e)
 {
     lmdb_records *r = ((lmdb_store *)s)->records;
-    assert(r->pid == getpid()); /* a forked child opens the store anew */
+    assert(r->pid == getpid()); /* a forked child opens the store itself */
     if (!write)
         return run_until_done(r, false, op, arg, what, e);
     if (lmdb_writer_lock(r->writer, clock_deadline_ms(TURN_MS), e) != 0)

@@ -26,7 +26,7 @@ typedef struct lmdb_store {
 /* Sets `e` from LMDB's status; `what` is the file's path. Returns -1. */
 int lmdb_error(err *e, int status, const char *what);
 
-/* Takes the lock on an open file if nobody has it and the file still has a name: 1; else 0. */
+/* Takes the lock on an open file if it is free and the file still has a name: 1; else 0. */
 int lmdb_try_lock(int fd);
 
 /* After an error on one of the store's own files or folders: turns ERR_NOT_FOUND into ERR_IO (a

@@ -37,7 +37,7 @@ enum {
 
 typedef enum job_state {
     JOB_QUEUED,
-    JOB_STARTING, /* has its slots; kubeml-ps and functions are being started */
+    JOB_STARTING, /* has its slots; kubeml-ps and functions start */
     JOB_RUNNING,  /* kubeml-ps trains */
     JOB_SUCCEEDED,
     JOB_FAILED,

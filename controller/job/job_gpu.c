@@ -246,7 +246,7 @@ int job_place(jobs *m, job *j, int functions)
     return goes_without(m, j, placed) ? functions : placed;
 }
 
-/* How many of the first `functions` have a place or find one now. */
+/* How many of the first `functions` have a place, or find one now. */
 static int count_room(const jobs *m, const job *j, int functions)
 {
     gpu_state gpus[GPU_COUNT_MAX];

@@ -80,7 +80,7 @@ void job_finished(jobs *m, job *j, const job_event *event);
 /* Puts the job back into the queue, where it holds nothing. */
 void job_wait_again(jobs *m, job *j);
 void job_tell_stop(jobs *m, const job *j); /* sends the verdict to kubeml-ps */
-/* When active_deadline_seconds, counted from the first start, are over; INT64_MAX: never. */
+/* The end of active_deadline_seconds, counted from the first start; INT64_MAX: none. */
 int64_t job_deadline_ms(const job *j);
 void job_check_deadline(jobs *m, job *j);
 

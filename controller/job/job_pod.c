@@ -44,7 +44,8 @@ bool pod_exists(const job_pod *p)
     return p->phase != JOB_POD_GONE && (p->phase != JOB_POD_WANTED || p->name[0] != '\0');
 }
 
-/* A function that is being stopped while its replacement starts is one function. */
+/* Whether an earlier pod of the list belongs to the same function: a function that is stopped while
+ * its replacement starts counts once. */
 static bool counted_before(const job *j, int i)
 {
     for (int k = 0; k < i; k++)

@@ -90,7 +90,7 @@ static void handle(int number)
         if (signals[i].number == number)
             text = signals[i].text;
     tell(" crashed with ", text);
-    /* The kernel keeps raised signals from the first process of a container. */
+    /* The kernel does not deliver raised signals to the first process of a container. */
     if (getpid() == 1) {
         crash_over();
         _exit(128 + number);

@@ -273,8 +273,8 @@ typedef struct KML_NAMED kml_schedule {
 #define kml_plateau(...)                                                                           \
     {                                                                                              \
         .kind = KML_PLATEAU, __VA_ARGS__                                                           \
-    } /* lr * gamma where the validation                                                           \
-          loss has stopped to fall */
+    } /* lr * gamma once the validation                                                            \
+          loss stops falling */
 
 /* ---- transform of a sample: .transform = kml_transform(...) -------------------------------- */
 

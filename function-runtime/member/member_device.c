@@ -1,6 +1,6 @@
 /* member_device.c: averages functions of one job that are processes of their own on one GPU.
  *
- * A function offers its model by an IPC handle (engine_lend). When a task says so, it leaves the
+ * A function offers its model by an IPC handle (engine_lend). With `keep` in a task it leaves the
  * trained model on the GPU and reports its fingerprint. Function 0 is the reduce root: it averages
  * the models of all functions, publishes the mean as its own contribution, and offers the mean by
  * an IPC handle, so that the next reference need not come from the model store. A step that fails

@@ -26,8 +26,9 @@ typedef struct transform {
     float mean[16], std[16];
 } transform;
 
-/* ERR_INVALID: a crop as large as the image, a deviation of 0, another number of channels, min_max
- * beside standardise or of a dataset that does not know its extremes. */
+/* Checks the transform with a dataset. ERR_INVALID: a crop as large as the image, a deviation of 0,
+ * another number of channels, min_max together with standardise, or min_max with a dataset that has
+ * no extremes. */
 int transform_check(const transform *t, const dataset_info *d, err *e);
 /* Whether it moves bytes, so that a sample needs memory of its own. */
 bool transform_moves(const transform *t);

@@ -67,7 +67,7 @@ typedef struct session {
     program *program;
     group *group;
     double lr;
-    int unwritten; /* errno of the first line that stdout did not take; 0: none */
+    int unwritten; /* errno of the first line that could not be written to stdout; 0: none */
 } session;
 
 /* A format, for REQUEST_EPOCHS, _BATCH, _LR and _K. */

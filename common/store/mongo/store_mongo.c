@@ -94,7 +94,7 @@ static bool ask_hello(const mongo_link *l, mongoc_client_t *client, int attempt,
     *replicated = bson_iter_init_find(&at, hello, "setName") ||
                   (bson_iter_init_find(&at, hello, "msg") && BSON_ITER_HOLDS_UTF8(&at) &&
                    strcmp(bson_iter_utf8(&at, NULL), "isdbgrid") == 0);
-    /* find with this read concern outside of a transaction came with 5.0. */
+    /* From 5.0 on, find has this read concern outside of a transaction too. */
     *replicated = *replicated && mongo_number(hello, "maxWireVersion", 0) >= 13;
     mongoc_server_description_destroy(server);
     return true;
@@ -259,6 +259,6 @@ const store_driver *kubeml_store_driver(const char *scheme, size_t size)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (size != sizeof(store_driver))
         return NULL;
-    pthread_once(&once, start_libmongoc); /* never ended: the object is never unloaded */
+    pthread_once(&once, start_libmongoc); /* without an end: the object is never unloaded */
     return strcmp(scheme, store_mongo_srv.scheme) == 0 ? &store_mongo_srv : &store_mongo;
 }

@@ -35,7 +35,7 @@ enum {
     MONGO_STORE_DB_BYTES = MONGO_DB_BYTES - 17,
     MONGO_NAME_BYTES = 200,
     MONGO_COLLECTION_BYTES = STORE_COLLECTION_BYTES + 8,
-    MONGO_PATIENCE_MS = 10000, /* how long an operation is tried again */
+    MONGO_PATIENCE_MS = 10000, /* how long an operation is retried */
     /* the same for a reader: as long as kubeml-ps retries a checkpoint (round.h's store_ms) */
     MONGO_READER_PATIENCE_MS = 60000,
     MONGO_LEASE_MS = 60000,
@@ -63,7 +63,7 @@ void mongo_link_close(mongo_link *l); /* a zeroed link is fine */
 /* The files and ports of further connections, to all servers that are known by now. */
 void mongo_link_reach(const mongo_link *l, store_reach *out);
 
-/* One attempt with a client of the pool. True: it has an outcome, in `arg`; false: `error` says why
+/* One attempt with a client of the pool. True: it has an outcome, in `arg`; false: `error` has why
  * not. `attempt` counts from 0; an earlier attempt may have been carried out though its reply was
  * lost. */
 typedef bool (*mongo_op)(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,

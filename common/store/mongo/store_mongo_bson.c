@@ -11,7 +11,7 @@
 #include "store_mongo.h"
 
 enum {
-    DEPTH_MAX = 90,                 /* servers refuse 100, and the record lies in a document */
+    DEPTH_MAX = 90,                 /* servers refuse 100, and the record is inside a document */
     DOCUMENT_BYTES_MAX = 16000000,  /* servers refuse 16 MiB */
     FIELD_BYTES_MAX = 3 * (64 << 10), /* a name, escaped */
 };
