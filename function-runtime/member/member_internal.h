@@ -12,7 +12,8 @@
 
 enum { MEMBER_IPC_HANDLE_BYTES = 320, MEMBER_RANK_BYTES = 2 * BACKEND_DEVICE_BYTES + 1 };
 
-/* The last mean that a shared process published, which becomes the next reference. */
+/* The last mean that a shared process published. It becomes the next reference, if the merge has no
+ * other contribution. */
 typedef struct member_mean {
     int64_t version; /* of that reference; -1: there is no mean */
     uint64_t checksum;
