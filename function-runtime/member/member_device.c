@@ -20,7 +20,7 @@
 /* ---- IPC handles and sums as text ------------------------------------------------------------ */
 
 _Static_assert(MEMBER_IPC_HANDLE_BYTES > 2 * sizeof(backend_ipc_handle),
-               "a loan's text is two digits a byte");
+               "a handle's text is two digits a byte");
 
 void member_hex(const unsigned char *bytes, size_t count, char *out)
 {
