@@ -57,8 +57,8 @@ typedef struct backend_state {
     float *state;      /* optim_slots() blocks of graph.floats[VAR_PARAM], one after the other */
     int64_t *counters; /* graph.floats[VAR_COUNTER]; batch norm's num_batches_tracked */
     /* For backends with a `store`: this call alone reads parameters, buffers and state from here,
-     * where they lie in that order; so the pointers above may be NULL. The blocks of floats are
-     * then out of date until the next `store`. NULL: the call reads the blocks. */
+     * where they lie one after the other. The blocks of floats are then out of date until the next
+     * `store`. NULL: the call reads the blocks. */
     const float *given;
 } backend_state;
 
@@ -113,8 +113,7 @@ typedef struct backend_reader {
 enum { BACKEND_SET_NAME_BYTES = 80 };
 typedef struct backend_share {
     uint32_t rows;
-    uint32_t rows_each; /* rows of one read, which begins at a multiple of this; the last read has
-                         * fewer */
+    uint32_t rows_each; /* rows of one read, from a multiple of this; the last has fewer */
     backend_type type;
     /* Names the rows (samples, labels, keys): programs with the same name may share them. Shorter
      * than BACKEND_SET_NAME_BYTES; NULL: no other program shares them. */

@@ -20,8 +20,7 @@ struct engine {
     float *floats, *own_floats; /* where the state lies now; the engine's own memory for it */
     int64_t *counters, *own_counters;
     float *grads;
-    bool grads_lent; /* engine_grads has given the block to the caller: the backend must read it
-                      * again */
+    bool grads_lent; /* the caller has the block: the backend must read it again */
     bool blank;      /* no weights yet */
 
     engine_var *layout;

@@ -221,8 +221,7 @@ typedef struct pool_options {
     int stride, stride_h, stride_w;    /* the kernel */
     int padding, padding_h, padding_w; /* 0; at most half the kernel */
     bool ceil_mode;                    /* round the output's extent up, as torch.nn.MaxPool2d */
-    bool exclude_pad;                  /* average pooling: divide by the number of cells inside the
-                                        * image alone */
+    bool exclude_pad;                  /* average: divide by the cells inside the image alone */
 } pool_options;
 
 typedef struct batch_norm_options {
