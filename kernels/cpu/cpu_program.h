@@ -6,9 +6,9 @@
  * a thread's, or a block for the cache) or on the batch as a whole (`*_whole`, which start the
  * threads themselves).
  *
- * Gradients: a layer's backward reads its output's dy (and may overwrite it) and writes each
- * input's dy, or adds to it where `add[i]` says that a later reader of that input has written there
- * already. */
+ * Gradients: a layer's backward reads its output's dy, which it may overwrite. It writes each
+ * input's dy, or adds to that dy where `add[i]` is set: a later reader of that input has written
+ * there already. */
 #ifndef KUBEML_CPU_PROGRAM_H
 #define KUBEML_CPU_PROGRAM_H
 
@@ -92,11 +92,9 @@ typedef struct layer_ops {
     /* When backward writes the input's gradient at some place, it has read all that it needs of the
      * input there. */
     bool overwrites;
-    layer_part *finish;                 /* after backward: puts the summed weight gradient into
-                                         * grads */
+    layer_part *finish;                 /* after backward: writes the weight gradient to grads */
     layer_part *pack;                   /* after the parameters have changed */
-    layer_part *pack_ahead, *pack_back; /* before each forward or backward: pack into leased
-                                         * memory */
+    layer_part *pack_ahead, *pack_back; /* before each forward, backward: into leased memory */
 } layer_ops;
 
 struct layer {

@@ -43,8 +43,8 @@ typedef struct wino_array {
  * of x, read with this padding. */
 void wino_gather(const program *p, const tensor *x, const plane *a, const wino_tiling *t, int pad_h,
                  int pad_w, int from, int n, const wino_array *v, int at);
-/* The same for weight gradients, which sum over tiles: `at` is even, and only the last call of an
- * array may have an odd n. */
+/* The same for weight gradients, which sum over tiles: `at` is even, and n is odd only at the end
+ * of the array. */
 void wino_gather_x(const program *p, const tensor *x, const wino_tiling *t, int pad_h, int pad_w,
                    int from, int n, const wino_array *v, int at);
 /* The same for dy of tiles [from, from + n). */

@@ -5,8 +5,8 @@
  *
  *   Y = A^T [ (G g G^T) * (B^T d B) ] A        dg = G^T [ (B^T d B) * (A dY A^T) ] G
  *
- * A transformed array has 36 planes, `plane` floats apart; channels follow each other. Each function
- * of the table calls a copy in which the kernel's size is a constant. */
+ * A transformed array has 36 planes, `plane` floats apart; channels follow each other. Each
+ * function of the table calls a copy in which the kernel's size is a constant. */
 #define WINO_KERNELS(kernel, call) ((kernel) == 5 ? call(5) : (kernel) == 4 ? call(4) : call(3))
 
 #if KERNELS_WIDE
