@@ -1,5 +1,5 @@
-# mongo.mk: the stand-in for MongoDB that tests use where MONGODB_URI names no real one. It is fetched
-# and compiled once, into KUBEML_MONGO_CACHE; where that cannot be, the tests say what they left out.
+# mongo.mk: the stand-in for MongoDB that tests use where MONGODB_URI names no real server. It is fetched
+# and compiled once, into KUBEML_MONGO_CACHE; where that fails, the tests print the cases that they omit.
 
 .PHONY: mongo-stand-in
 mongo-stand-in: ## fetch and build the tests' stand-in for MongoDB (needs maven and a JDK)

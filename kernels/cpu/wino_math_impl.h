@@ -2,9 +2,9 @@
  * vectors of VW channels; included once for each width. All compute 7 - kernel outputs from
  * 6 inputs by the polynomials' values at the same points, so that B is the same for all.
  *
- * The points are 0, +-P, +-Q and infinity; +-1 and +-2 are usual (Lavin and Gray 2016). The rounding
- * error of a result grows with the norms of A's, B's and G's rows: +-5/8 and +-3/2 make the error
- * 2.2 times smaller in two dimensions, which bf16 needs, and their squares are exact.
+ * The points are 0, +-P, +-Q and infinity; +-1 and +-2 are usual (Lavin and Gray 2016). A result's
+ * rounding error grows with the norms of A's, B's and G's rows: +-5/8 and +-3/2 make the error 2.2
+ * times smaller in two dimensions, which bf16 needs, and their squares are exact.
  * See Barabasz et al. 2018 on the choice. From (x^2 - P^2)(x^2 - Q^2) follow, as in Toom-Cook's
  * algorithm,
  *
