@@ -47,8 +47,8 @@ static inline bool shape_equal(shape a, shape b)
     return a.rank == b.rank && a.c == b.c && a.h == b.h && a.w == b.w;
 }
 
-/* What else holds for an op is in its row of the table in ref_ops.c.
- * y(N,K,P,Q), x(N,C,H,W); i over input channels of the group, (r, s) over the kernel. */
+/* The other facts of an op are in its row of the table in ref_ops.c. y(N,K,P,Q), x(N,C,H,W); i over
+ * input channels of the group, (r, s) over the kernel. */
 typedef enum graph_op {
     OP_INPUT,  /* the batch: x * scale[c] + shift[c] */
     OP_CONV2D, /* y[k,p,q] = b[k] + sum w[k,i,r,s] x[i, p*stride-pad+r*dil, q*stride-pad+s*dil] */

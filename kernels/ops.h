@@ -29,7 +29,7 @@ typedef struct op_call {
     const double *w, *b; /* copies of the parameters; NULL where the node has none */
     double *dw, *db;
     void *kept; /* op_row.keeps: written by forward if `training`, read by backward */
-    /* The model's own; for ops that look at the whole batch. */
+    /* The model's running statistics and batch counter, for ops that use the whole batch. */
     float *running_mean, *running_var;
     int64_t *batches;
     const struct backend_batch *batch; /* of these N samples */

@@ -9,7 +9,7 @@ EXTRA_test_support_stores = $(if $(MONGO_PKG),-DMONGO_DRIVER=1)
 
 check-built: | mongo-stand-in
 
-# These look at what lies in the server with libmongoc itself, and at what our locators make of it.
+# These files read the server with libmongoc itself, and check the store's requests.
 EXTRA_test_unit_test_store_mongo_form = $(MONGO_CFLAGS)
 $(call obj,test/support/stores.c test/unit/test_store_mongo_form.c): $(BUILD)/flags-mongo
 $(BUILD)/test/test_store_mongo_form: $(BUILD)/obj/common/store/mongo/store_mongo_link.o

@@ -148,8 +148,7 @@ static int plane_alloc(program *p, const tensor *t, plane *a)
         a->sample = a->row * (size_t)(t->s.h + 2 * a->halo);
         if (t->strided && a->sample % SAME_LINES == 0)
             a->sample += APART;
-        if (t->cs % CPU_LANES) /* vectors reach past the end, but must not reach another thread's
-                                * sample */
+        if (t->cs % CPU_LANES) /* vectors reach past it, not into another thread's */
             a->sample += CPU_SLACK;
         extent = batch * a->sample;
     } else if (t->form == FORM_ROWS) {

@@ -75,8 +75,8 @@ typedef enum fused_pool { POOL_NONE, POOL_CELLS, POOL_WINDOWS } fused_pool;
 typedef struct program program;
 typedef struct layer layer;
 
-/* Does part `part` of `parts` of some work on a layer's weights, on any thread. A part writes
- * nothing that another part reads or writes. */
+/* A function that does part `part` of `parts` of some work on a layer's weights, on any thread. It
+ * writes nothing that another part reads or writes. */
 typedef void layer_part(program *p, layer *l, int part, int parts);
 
 typedef struct layer_ops {
@@ -89,8 +89,8 @@ typedef struct layer_ops {
     void (*evaluate_ahead)(program *p, layer *l);
     void (*backward)(program *p, layer *l, int from, int to, int thread);
     void (*backward_whole)(program *p, layer *l); /* as forward_whole */
-    /* When backward writes the input's gradient at some place, it has read all that it needs of the
-     * input there. */
+    /* Backward writes each part of the input's gradient only after it has read all that it needs of
+     * that part of the input. */
     bool overwrites;
     layer_part *finish;                 /* after backward: writes the weight gradient to grads */
     layer_part *pack;                   /* after the parameters have changed */

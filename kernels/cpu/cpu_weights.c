@@ -65,8 +65,7 @@ static void do_part(void *arg, int part, int parts)
 
 void weights_run(program *p, int first, int last, weights_step step)
 {
-    enum { FEW = 1 << 15 }; /* waking the other threads takes longer than the work on fewer
-                             * floats */
+    enum { FEW = 1 << 15 }; /* fewer floats take less time than waking the threads */
     weights_work w = {p, first, last, step};
     size_t floats = 0;
     for (int i = first; i <= last; i++)

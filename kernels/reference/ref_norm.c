@@ -129,8 +129,8 @@ size_t ref_group_norm_keeps(const graph_node *n, int N)
 
 /* The values of one sample's group lie together: its channels, one plane after the other. */
 typedef struct group {
-    size_t number, at, count, plane; /* of all groups; of the first value; values; values of a
-                                      * channel */
+    /* Indices of the group and of its first value, number of values, values of one channel. */
+    size_t number, at, count, plane;
     int channel;                     /* the first */
 } group;
 

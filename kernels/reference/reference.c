@@ -14,7 +14,7 @@
 typedef struct ref_node {
     double *y, *dy; /* (N, shape) */
     double *kept;   /* op_row.keeps, training */
-    int last_use;   /* the largest id among its readers; its own id where nobody reads it */
+    int last_use;   /* the largest id of its readers; its own id where it has none */
 } ref_node;
 
 typedef struct ref_program {

@@ -35,7 +35,7 @@ typedef struct zoo_model {
     const char *name;
     const char *summary;                  /* one line for `kubeml zoo list` */
     engine_builder build;                 /* user: const zoo_options * */
-    int channels, height, width, outputs; /* what the summary's figures are for */
+    int channels, height, width, outputs; /* the input and outputs that `params` is for */
     size_t params; /* with that input and these outputs; equals torchvision's count, if any */
     bool stems;    /* has a stem for small images and one for large images */
 } zoo_model;
