@@ -4,8 +4,9 @@
  * DenseNet's concats grow: each begins with all of the one before. Such a chain lies in the memory
  * of its last concat, the root. Every concat of the chain is the root's first channels. A part that
  * only the chain reads is some channels of the root, written there by the layer that makes the
- * part. So a concat of a chain becomes "the concat before, and new parts"; this also shows the
- * norms over the chain whose gradients add up to one. Other parts are copied, once.
+ * part. So a concat of a chain becomes "the concat before, and new parts"; a norm over it therefore
+ * adds its gradient to what the norms over later concats have written. Other parts are copied,
+ * once.
  *
  * A tensor in a root's memory has `root` set; its pixels are `step` floats apart. Layers that read
  * a tensor with step > cs: batch norm, a convolution that applies a batch norm, and concat. Layers

@@ -1,6 +1,6 @@
 /* cpu_matmul.c: convolutions as plain matrix products over the pixels of many samples at once,
  * without copies of the input. Two kinds: 1x1 kernels, where consecutive pixels are the rows of a
- * matrix; and small or strided images, where the same pixel of all samples is.
+ * matrix; and small or strided images, where the rows are the same pixel of all samples.
  *
  * A pixel's window is cut to the taps that lie inside the image, so that padding costs nothing: on
  * 2x2 pixels a 3x3 kernel needs 16 products of channels instead of 36.

@@ -16,7 +16,7 @@
 
 struct by_reference {
     const op_row *row;
-    size_t weights, count; /* weights alone, and weights with the biases after them */
+    size_t weights, count; /* parameters: the weights; the weights and the biases */
     double *params;        /* widened */
     double *sums;          /* sums of their gradients, `count` for each thread */
     char *kept;            /* op_row.keeps */

@@ -22,8 +22,7 @@ enum { SPINS = 4000, LINE = 64 };
 typedef struct part {
     _Alignas(LINE) _Atomic uint32_t round; /* the last round in which the part was claimed */
     cpu_threads *of;
-    pthread_t thread; /* the thread whose number this is; unused for part 0, which is the
-                       * caller's */
+    pthread_t thread; /* the thread of this number; part 0 is the caller's */
 } part;
 
 struct cpu_threads {
