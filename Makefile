@@ -12,19 +12,18 @@ ifeq ($(origin CC),default)
 CC        := gcc
 endif
 WERROR    ?= 1
-# The distribution's own: it has the packages that scripts/install-packages brings.
+# The distribution's Python, which has the packages that scripts/install-packages installs.
 PYTHON    ?= /usr/bin/python3
-# Sanitizers check every access, however well it was optimised; -O1 takes two thirds of the time to compile.
+# Sanitizers check every access at any -O; -O1 takes two thirds of the time to compile.
 OPT       ?= $(if $(SANITIZER),-O1,-O2)
 Q         := $(if $(V),,@)
 
-# Debian 12 to 13 and Ubuntu 24.04; scripts/install-packages knows the packages and the names that
-# differ.
+# Debian 12 and 13 and Ubuntu 24.04; scripts/install-packages has the packages and the names that differ.
 LIBS_common := -llmdb -lyaml -lmicrohttpd -ljansson -lhiredis -lcurl -lz -lzip -lxxhash -lcrypto -lpthread -ldl -lm
 
 # An include is a path from the root, or the bare name of a header beside it; <kubeml.h> is the SDK, as user code includes it.
 CPPFLAGS  += -D_GNU_SOURCE -I. -Ifunction-runtime/include
-# Tests alone find the headers of the test folders by their names.
+# Only test objects find the headers of the test folders by bare names.
 TEST_INCLUDES := -Itest/support -Itest/sim -Itest/cuda
 WARNINGS  := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes \
              $(if $(filter 1,$(WERROR)),-Werror)
@@ -32,16 +31,15 @@ CFLAGS    += -std=gnu11 $(OPT) $(if $(SANITIZER),-g1,-g) -fno-omit-frame-pointer
              $(if $(SANITIZER),-fsanitize=$(SANITIZER) -fno-sanitize-recover=undefined)
 LDFLAGS   += $(if $(SANITIZER),-fsanitize=$(SANITIZER)) -Wl,--as-needed -Wl,--gc-sections
 
-# Kernels are compiled once per instruction set; which one runs is chosen at run time (kernels/cpu).
-# x_avx512.c and x_avx2.c are the same algorithm with wider registers. The merge must give the same
-# bits everywhere, and so must what is drawn: products are fused with sums (-ffp-contract) in these loops alone. arm64 always has
-# instructions for that, x86-64 those sets alone.
-# The files of a set are empty for another processor than x86-64, whose compiler knows no such flags.
+# Kernels are compiled once per instruction set; kernels/cpu chooses a set at run time. x_avx512.c and x_avx2.c are the same
+# algorithm with wider registers. Products are fused with sums (-ffp-contract) in these loops alone, because the merge and
+# random draws must give the same bits everywhere. arm64 always has instructions for that, x86-64 only in these sets.
+# On processors other than x86-64 the files of a set are empty, because their compilers do not know the flags.
 X86      := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
 x86_flags = $(if $(findstring _avx512,$1),$(loops_opt) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma) \
             $(if $(findstring _avx512_bf16,$1),-mavx512bf16) \
             $(if $(findstring _avx2,$1),$(loops_opt) -mavx2 -mfma)
-# Vectors wider than a set's registers are passed between inlined functions alone: how the ABI would pass them does not matter.
+# Vectors wider than a set's registers are only passed between inlined functions: how the ABI passes them does not matter.
 flags_for = $(if $(filter test/%,$1),$(TEST_INCLUDES)) $(if $(X86),$(x86_flags)) \
             $(if $(filter kernels/cpu/kernels_generic.c kernels/cpu/kernels_avx2.c,$1),-Wno-psabi) \
             $(if $(findstring /merge,$1)$(findstring common/base/rng.,$1),-O3) \
@@ -49,11 +47,11 @@ flags_for = $(if $(filter test/%,$1),$(TEST_INCLUDES)) $(if $(X86),$(x86_flags))
             $(if $(findstring kernels/cpu/kernels_generic,$1),$(SEEN_AT_ACCESS)) \
             $(if $(findstring /reference/,$1),-O3 $(SEEN_AT_ACCESS))
 
-# The engine's loops as a sanitizer watches them are run by few tests: -O3 would take three times as long to compile them as
-# it saves there. Products are fused with sums as by -O3: where they are not, a result may be the rounding's beside a golden one.
+# Few tests run the engine's loops under a sanitizer: -O3 would cost three times the compile time that it saves there.
+# Products are fused with sums as by -O3, because otherwise a result may differ from a golden result by its rounding.
 loops_opt = $(if $(and $(SANITIZER),$(findstring /obj/kernels/cpu/,$@)),$(OPT) -fexpensive-optimizations $(SEEN_AT_ACCESS),-O3)
-# Of a pointer outside its object AddressSanitizer tells when it is used. In a loop's innermost lines the two checks of the
-# pointer alone take as long to compile, and to run, as all the others.
+# AddressSanitizer reports a pointer outside its object when the pointer is used. In innermost loops these two checks of the
+# pointer itself take as long to compile, and to run, as all other checks.
 SEEN_AT_ACCESS = $(if $(findstring undefined,$(SANITIZER)),-fno-sanitize=object-size$(comma)pointer-overflow)
 
 src       = $(sort $(wildcard $(addsuffix /*.c,$1)))
@@ -62,8 +60,8 @@ obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$1)
 PLAIN    := $(if $(SANITIZER),build/release,$(BUILD))
 plain     = $(patsubst %.c,$(PLAIN)/obj/%.o,$1)
 
-# MongoDB's driver is a shared object of its own, loaded when a locator asks for it; without
-# libmongoc it is left out, and store_open says so.
+# The MongoDB store is a shared object of its own, loaded when a locator names MongoDB. Without libmongoc it is not built, and
+# store_open reports that.
 MONGO_PKG    := $(shell pkg-config --exists libmongoc-1.0 2>/dev/null && echo libmongoc-1.0)
 MONGO_CFLAGS := $(if $(MONGO_PKG),$(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(MONGO_PKG))))
 MONGO_LIBS   := $(if $(MONGO_PKG),$(shell pkg-config --libs $(MONGO_PKG)))
@@ -81,9 +79,9 @@ SRC_bench    := $(filter-out test/bench/bench_onednn.c $(if $(MONGO_PKG),,test/b
 SRC_fuzz     := $(call src,test/fuzz)
 SRC_support  := $(call src,test/support)
 
-# A program's main file is named after it; the rest of its folder is an archive that tests link too.
+# A program's main file has the program's name; the rest of its folder is an archive that tests link too.
 lib_objs  = $(call obj,$(filter-out $2,$1))
-# kubeml-function has one file more, which replaces the C library's _exit.
+# kubeml-function has one more file, which replaces the C library's _exit.
 MAIN_function := function-runtime/kubeml-function.c function-runtime/process_exit.c
 MAINS     := builder/kubeml-builder.c ps/kubeml-ps.c function-runtime/kubeml-function.c controller/kubeml-controller.c cli/kubeml.c
 
@@ -112,7 +110,7 @@ help: ## this list
 tests: $(UNITS) $(SIMS) $(PROGRAMS) $(MODULE) ## build the tests without running them
 benches: $(BENCHES)
 
-# A file whose time changes only when what it says does: $(eval $(call says,FILES,VARIABLE)).
+# A file whose time changes only when its text changes: $(eval $(call says,FILES,VARIABLE)).
 define says
 $1: FORCE
 	@mkdir -p $$(@D)
@@ -121,7 +119,7 @@ endef
 .PHONY: FORCE
 FORCE:
 
-# Targets beside those above. The images are built without them (manifests/images/build.sh): `all` needs none of these but for CUDA.
+# More targets. Images are built without these files (manifests/images/build.sh): `all` needs none of them except for CUDA.
 -include scripts/*.mk test/*.mk charts/*.mk
 
 install-packages: ## install what the build and the tests need, from the distribution
@@ -147,7 +145,8 @@ clean: ## remove the build folder
 
 # ---- how things are built -------------------------------------------------------------------
 
-# What objects are built with. Those of some files have more of it, and a file like this one for it: flags-mongo, flags-cuda.
+# The flags that objects are built with. Some files have more flags, each kind with a file like this one: flags-mongo,
+# flags-cuda.
 FLAGS_NOW = $(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(X86) $(FLAGS_OF_FILES)
 FLAGS_OF_FILES := $(foreach name,flags_for x86_flags loops_opt SEEN_AT_ACCESS,$(value $(name)))
 $(eval $(call says,$(sort $(BUILD)/flags $(PLAIN)/flags),FLAGS_NOW))
@@ -159,14 +158,14 @@ define compile
 endef
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	$(compile)
-# What a sanitizer is not to watch is the release's: it is compiled once for all.
+# Objects without a sanitizer are the release's, and are compiled once for all configurations.
 ifneq ($(PLAIN),$(BUILD))
 $(PLAIN)/flags $(PLAIN)/obj/%.o: override SANITIZER =
 $(PLAIN)/obj/%.o: %.c $(PLAIN)/flags
 	$(compile)
 endif
 
-# What the CUDA engine and a program that loads it must have alike: a sum over the headers between them (kernels/backends.c).
+# What the CUDA engine and a program that loads it must share: a sum over the headers between them (kernels/backends.c).
 SEAM := kernels/backend.h kernels/graph.h kernels/optim.h common/base/err.h
 $(BUILD)/backend_seam.h: $(SEAM)
 	@mkdir -p $(@D)
@@ -195,12 +194,12 @@ $(BUILD)/bin/kubeml-controller: $(call obj,controller/kubeml-controller.c) $(LIB
 $(BUILD)/bin/kubeml-builder: $(call obj,builder/kubeml-builder.c) $(LIB_common)
 $(BUILD)/bin/kubeml: $(call obj,cli/kubeml.c) $(LIB_cli) $(LIB_common)
 # User code resolves kml_* from the program itself: the whole SDK goes in and is exported.
-# Where there is a sanitizer a job's functions take the loops of the usual instruction sets without it: with it they are
-# most of what the end-to-end tests wait for. Which thread computes what, and where, is decided in the files around the
-# loops, and test_cpu_layers runs the watched loops, on every kind of layer and with several threads.
+# Under a sanitizer a job's functions use the usual instruction sets' loops without the sanitizer: with it, the loops are
+# most of the end-to-end tests' time. The files around the loops decide which thread computes what, and where.
+# test_cpu_layers runs the loops under the sanitizer, for every kind of layer and with several threads.
 PLAIN_LOOPS := $(if $(SANITIZER),$(call plain,$(addprefix kernels/cpu/kernels_,avx2.c avx512.c)))
-# Nor is the reference watched where it is but the truth for others, nor the random numbers of their weights: test_graph_ops
-# and test_golden watch the one, test_common the other.
+# These tests use the reference and the weights' random numbers only to compare with, so both go without the sanitizer too;
+# test_graph_ops and test_golden run the reference under it, test_common the random numbers.
 PLAIN_TRUTH := $(if $(SANITIZER),$(call plain,common/base/rng.c $(wildcard kernels/reference/ref_*.c)))
 $(addprefix $(BUILD)/test/test_,cpu_layers cpu_golden zoo): $(PLAIN_TRUTH)
 $(BUILD)/bin/kubeml-function: $(call obj,$(MAIN_function)) $(PLAIN_LOOPS) $(LIB_function) $(LIB_kernels) $(LIB_common)
@@ -210,8 +209,8 @@ $(BUILD)/bin/%:
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) $(EXTRA_LDFLAGS) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
 
-# The module runs inside redis-server: it carries the merge and no other library of ours, and never a
-# sanitizer, whose runtime redis-server does not have (its logic runs under them in test_module).
+# The module runs inside redis-server: it contains the merge and no other library of ours. It never has a sanitizer, because
+# redis-server lacks the runtime; test_module runs the module's logic under sanitizers.
 MODULE_SRC := $(SRC_module) $(addprefix common/base/,err.c text.c hash64.c hash64_avx2.c hash64_avx512.c parallel.c) \
               $(addprefix common/modelstore/,block.c shm.c merge.c merge_generic.c merge_avx2.c merge_avx512.c)
 $(BUILD)/lib/kubeml-redis.so: $(call plain,$(MODULE_SRC))
@@ -219,7 +218,7 @@ $(BUILD)/lib/kubeml-redis.so: $(call plain,$(MODULE_SRC))
 	@echo '  LINK $@'
 	$(Q)$(CC) $(filter-out -fsanitize%,$(LDFLAGS)) -shared -Wl,-Bsymbolic -o $@ $^ -lxxhash -lpthread -lm
 
-# The MongoDB store brings its own copies of the few small files it needs, bound within itself.
+# The MongoDB store has copies of its own of the few small files that it needs, bound within the object.
 $(BUILD)/obj/common/store/mongo/%.o: private CPPFLAGS += $(MONGO_CFLAGS)
 MONGO_NOW := $(MONGO_CFLAGS) $(MONGO_LIBS)
 $(eval $(call says,$(BUILD)/flags-mongo,MONGO_NOW))
@@ -229,7 +228,7 @@ $(BUILD)/lib/kubeml-mongo.so: $(call obj,$(SRC_mongo) $(addprefix common/,base/e
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-Bsymbolic -o $@ $(filter %.o,$^) $(MONGO_LIBS) -ljansson -lxxhash -lpthread
 
-# What tests link. PARTS="kernels common" leaves out folders that do not compile at the moment.
+# What tests link. PARTS="kernels common" omits folders that do not compile at the moment.
 PARTS    ?= controller ps function cli kernels common
 ALL_LIBS := $(foreach part,$(PARTS),$(LIB_$(part)))
 $(BUILD)/test/%: $(BUILD)/obj/test/unit/%.o $(LIB_support) $(ALL_LIBS)

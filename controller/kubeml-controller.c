@@ -52,7 +52,7 @@ enum {
 
 typedef struct program {
     controller controller;
-    operator* mirror; /* NULL but on Kubernetes */
+    operator *operator; /* NULL but on Kubernetes */
     sweeper *sweeper;
     kube_config lease_access;
     controller_options options;
@@ -163,7 +163,7 @@ static int lead(program *p, err *e)
         return -1;
     atomic_store(&c->leads, true);
     if (strcmp(c->config.cluster, "kubernetes") == 0)
-        p->mirror = operator_start(c, controller_may_act);
+        p->operator = operator_start(c, controller_may_act);
     log_info("leads");
     return 0;
 }
@@ -371,7 +371,7 @@ static void remove_announced(const program *p)
 static void stop(program *p, int status)
 {
     controller *c = &p->controller;
-    operator_stop(p->mirror);
+    operator_stop(p->operator);
     store_watch_stop(c->watch); /* it calls the job manager */
     sweeper_stop(p->sweeper);
     if (!http_server_stop(c->http, STOP_REQUESTS_MS)) {

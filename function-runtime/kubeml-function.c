@@ -1,15 +1,18 @@
-/* kubeml-function.c: the program: a warm generic runtime that becomes a member of one job or serves
- * one model, and then ends; or `run`, which trains a file in this process.
+/* kubeml-function.c: the program: a warm generic runtime, which becomes a member of one job or
+ * serves one model, and then ends; or a command.
  *
- *     kubeml-function --listen unix:PATH|tcp:HOST:PORT     (KUBEML_POOL_TOKEN_FILE: the pool's
- * token) kubeml-function run FILE.c ... kubeml-function zoo [MODEL [SHAPE]]  (the models there are,
- * or what is wrong with this one's text, or for samples of that shape, [channels, height, width,
- *                                  outputs], as JSON; kubeml-controller asks)
- *     kubeml-function fit OBJECT DATASET   (shape_check_run.h; kubeml-builder and kubeml-controller
- * ask)
+ *     kubeml-function --listen unix:PATH|tcp:HOST:PORT
+ *         The runtime. KUBEML_POOL_TOKEN_FILE names the file of the pool's token.
+ *     kubeml-function run FILE.c ...
+ *         Trains a file in this process (run.h).
+ *     kubeml-function zoo [MODEL [SHAPE]]
+ *         For kubeml-controller, as JSON: the models of the zoo; or whether MODEL is valid; or
+ *         whether it takes samples of SHAPE, [channels, height, width, outputs].
+ *     kubeml-function fit OBJECT DATASET
+ *         The shape check, for kubeml-builder and kubeml-controller (shape_check_run.h).
  *
- * Exit status: 0 told to end, 75 (exit_cause.h) failed, 2 wrong usage. A process that ran user code
- * ends; it is never made warm again. */
+ * Exit status: 0 stopped, 75 (exit_cause.h) failed, 2 wrong usage. A process that has run user code
+ * ends; it never becomes warm again. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,7 +52,8 @@ static int tell(wire *w, const char *reason, const char *averaging, const char *
     return m ? wire_send_wait(w, m, clock_deadline_ms(REPLY_MS), NULL) : -1;
 }
 
-/* The controller is told, and kubeml-ps as well where it can be reached: either may act first. */
+/* Reports the result to the controller, and a failure to kubeml-ps too, if it can be reached:
+ * either may act first. */
 static int be_member(const json_t *order, wire *w, err *e)
 {
     char reason[TRAINER_REASON_BYTES];
@@ -89,7 +93,7 @@ static int listen_and_work(const char *address, err *e)
     int fd = wire_listen(address, e);
     if (fd < 0)
         return -1;
-    /* Before CUDA, whose own stay; what is opened later is closed by whoever opens it. */
+    /* Before CUDA opens its descriptors, which stay open; later code closes what it opens. */
     sandbox_close_others(&fd, 1);
     function_gpu_warm();
     log_info("kubeml-function %s waits at %s", KUBEML_VERSION, address);
@@ -111,7 +115,7 @@ static int listen_and_work(const char *address, err *e)
     return rc;
 }
 
-/* [{"name", "summary", "parameters"}] on stdout. */
+/* Prints [{"name", "summary", "parameters"}]. */
 static int print_zoo(void)
 {
     cleanup_json json_t *list = json_array();
@@ -122,7 +126,7 @@ static int print_zoo(void)
     return json_dumpf(list, stdout, JSON_INDENT(1)) || putchar('\n') == EOF ? 1 : 0;
 }
 
-/* Do the network and its crop take samples of that shape? ERR_INVALID names the layer. */
+/* Checks that the network and its crop take samples of that shape. ERR_INVALID names the layer. */
 static int check_shape(const zoo_model *model, zoo_options *o, const char *text, err *e)
 {
     cleanup_json json_t *numbers = NULL;
@@ -145,8 +149,8 @@ static int check_shape(const zoo_model *model, zoo_options *o, const char *text,
     return rc;
 }
 
-/* {} for a model that there is, and that takes samples of the shape (NULL: any), otherwise {"code",
- * "message"}. */
+/* Prints {} if there is such a model and it takes samples of the shape (NULL: any), otherwise
+ * {"code", "message"}. */
 static int check_zoo(const char *text, const char *sample)
 {
     err e = ERR_INIT;
@@ -168,11 +172,11 @@ static void end_now(int number)
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN);
-    /* What code prints stands in its log before what it does next, which may be a crash; to a file
-     * or a pipe a stream writes only when its buffer is full. */
+    /* Line buffering, so that the code's output is in the log before its next action, which may be
+     * a crash: to a file or a pipe, stdout is written only when its buffer is full. */
     setvbuf(stdout, NULL, _IOLBF, 0);
-    /* The first process of a container ignores what it has no handler for, and is killed when its
-     * time to end is over. */
+    /* The first process of a container ignores signals without a handler, and would be killed only
+     * at the end of its grace period. */
     if (getpid() == 1)
         signal(SIGTERM, end_now);
     log_open("kubeml-function");
@@ -194,7 +198,7 @@ int main(int argc, char **argv)
         return 2;
     }
     failpoint_open(NULL);
-    parallel_cores(); /* looks where the sandbox lets nobody look */
+    parallel_cores(); /* reads files that the sandbox does not allow */
     err e = ERR_INIT;
     if (listen_and_work(argv[2], &e) == 0)
         return 0;

@@ -1,8 +1,8 @@
-/* process_exit.c: _exit and _Exit of kubeml-function, in the place of the C library's.
+/* process_exit.c: _exit and _Exit of kubeml-function, which replace those of the C library.
  *
- * The C library's run no handler. User code that calls them would end the process with a status
- * that passes for success and without a line in the log; what is loaded finds these first. They
- * are linked into the program alone, not into the archive that tests link. */
+ * The C library's functions run no handler: user code that calls them could end the process with a
+ * status that passes for success, and without a line in the log. Loaded objects find these
+ * functions first. They are linked into the program alone, not into the archive that tests link. */
 #include <sys/syscall.h>
 #include <unistd.h>
 

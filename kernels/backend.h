@@ -1,25 +1,25 @@
 /* backend.h: the seam between a model's graph and what computes it.
  *
- * Implementations: reference (plain C loops in double precision: the truth the others are tested
- * against), cpu (fast) and cuda (NVIDIA's GPUs). A backend is given the whole graph once, at
- * `prepare`: there it chooses kernels, fusion, layouts and threads, and allocates all it will ever
- * need. After that no call allocates host or device memory, but for what a device's own driver
- * keeps of a kind of run when it is first asked for.
+ * Implementations: reference (plain C loops in double precision: the truth that the others are
+ * tested against), cpu (fast) and cuda (NVIDIA's GPUs). `prepare` gets the whole graph once: it
+ * chooses kernels, fusion, layouts and threads, and allocates all memory that the program will ever
+ * need. After that no call allocates host or device memory. The exception is what a device's own
+ * driver keeps of a kind of run when that kind is first asked for.
  *
  * State. The caller owns four host blocks laid out as the graph says (graph.h, graph_var.offset):
  * params, grads and optimizer state in the layout of params, buffers, and int64 counters. `load`
- * tells the program where they lie and that their contents are new; between `load` and `store` a
- * program may keep packed or device copies. A program that works in the blocks themselves leaves
- * `store` NULL.
+ * tells the program where the blocks lie and that their contents are new; between `load` and
+ * `store` a program may keep packed or device copies. A program that works in the blocks themselves
+ * leaves `store` NULL.
  *
  * Threads. A program belongs to one thread at a time; programs share nothing. All calls return when
  * their work is done (a device backend synchronises before returning).
  *
  * Errors. ERR_UNSUPPORTED from prepare: this backend cannot run the graph or the precision, and the
- * message names the layer. ERR_NOMEM from prepare: host or device memory, of the device ERR_LIMIT
- * where it is over the cap; the message names the need. ERR_INTERNAL or ERR_UNAVAILABLE from the
- * running calls: the device failed. Backends for the host's CPU never fail after prepare. NaN is
- * not an error: it shows in the loss. */
+ * message names the layer. ERR_NOMEM from prepare: host or device memory is short; ERR_LIMIT:
+ * device memory would exceed the cap. Both messages name the need. ERR_INTERNAL or ERR_UNAVAILABLE
+ * from the running calls: the device failed. Backends for the host's CPU never fail after prepare.
+ * NaN is not an error: it shows in the loss. */
 #ifndef KUBEML_BACKEND_H
 #define KUBEML_BACKEND_H
 
@@ -43,22 +43,22 @@ typedef struct backend_config {
     backend_loss loss;
     optim optim;
     uint64_t seed;        /* of dropout */
-    int device;           /* which GPU; 0 is the first. The host's backends have no use for it */
+    int device;           /* which GPU; 0 is the first. The host's backends ignore this */
     size_t device_memory; /* cap on this process's device memory in bytes; 0: none */
-    int programs;         /* so many like this one share that; 0: 1 */
+    int programs;         /* programs like this one that share that cap; 0: 1 */
 } backend_config;
 
 /* Host blocks of the model; 64-byte aligned. grads and state are NULL for inference. */
 typedef struct backend_state {
     float *params, *grads; /* graph.floats[VAR_PARAM] */
-    bool blank;            /* no weights yet: zeros, as prepare leaves a device's memory */
-    bool state_zero;       /* no update yet: state holds zeros, which need not be read */
+    bool blank;            /* no weights yet, only the zeros that prepare leaves in device memory */
+    bool state_zero;       /* no update yet: state holds zeros and need not be read */
     float *buffers;        /* graph.floats[VAR_BUFFER] */
     float *state;      /* optim_slots() blocks of graph.floats[VAR_PARAM], one after the other */
     int64_t *counters; /* graph.floats[VAR_COUNTER]; batch norm's num_batches_tracked */
-    /* Where parameters, buffers and state are read from, as they lie above (and so may be NULL),
-     * for this call alone: the blocks of floats are then out of date until the next `store`. NULL:
-     * from the blocks. For backends with a `store`. */
+    /* For backends with a `store`: this call alone reads parameters, buffers and state from here,
+     * where they lie one after the other. The blocks of floats are then out of date until the next
+     * `store`. NULL: the call reads the blocks. */
     const float *given;
 } backend_state;
 
@@ -72,7 +72,7 @@ typedef struct backend_batch {
     backend_type type;
     const void *const *x;
     const float *scale, *shift;
-    const int32_t *labels;  /* cross-entropy; NULL where no loss is asked for */
+    const int32_t *labels;  /* cross-entropy; NULL where no loss is wanted */
     const float *targets;   /* MSE: (n, outputs); likewise */
     const uint64_t *sample; /* keys of dropout, one a sample; never NULL in training */
     uint32_t epoch;
@@ -82,7 +82,8 @@ typedef struct backend_batch {
 typedef struct backend_result {
     double loss_sum; /* the batch's mean loss is loss_sum / n */
     int64_t correct; /* samples whose largest logit (the first of equals) is the label; MSE: 0 */
-    /* of the call's seconds: samples into the network's form; 0: not told (a GPU does it there) */
+    /* seconds of the call in which samples were brought into the network's form; 0: not measured (a
+     * GPU does this itself) */
     double convert_s;
 } backend_result;
 
@@ -96,25 +97,26 @@ typedef struct backend_rows {
     const void *x;          /* (rows, C, H, W), any alignment */
     const int32_t *labels;  /* (rows), cross-entropy */
     const float *targets;   /* (rows, outputs), MSE */
-    const uint64_t *sample; /* (rows): their keys */
+    const uint64_t *sample; /* (rows): keys of dropout */
 } backend_rows;
 
-/* Where a share's rows come from: those from `first` on, as many as come at once, valid until the
- * next call. Blocks as long as a store may; its errors are its own. */
+/* Reads a share's rows: those from `first` on, as many as one read gives (rows_each). They are
+ * valid until the next call. Blocks as long as a store may, and returns the store's errors. */
 typedef struct backend_reader {
     int (*read)(void *from, uint32_t first, backend_rows *out, err *e);
     void *from;
 } backend_reader;
 
-/* Samples that stay on the device while epochs run over them, and what happens to them on their way
- * into a batch: function-runtime/model/transform.h's flip and crop, drawn by (seed, epoch, sample). */
+/* Samples that stay on the device while epochs run over them, and the changes to a sample on its
+ * way into a batch: function-runtime/model/transform.h's flip and crop, drawn by (seed, epoch,
+ * sample). */
 enum { BACKEND_SET_NAME_BYTES = 80 };
 typedef struct backend_share {
     uint32_t rows;
-    uint32_t rows_each; /* that are read at once: from a multiple of it on, the last ones fewer */
+    uint32_t rows_each; /* rows of one read, from a multiple of this; the last has fewer */
     backend_type type;
-    /* Names what rows there are (samples, labels, keys): programs that are given the same name may
-     * share them. Shorter than BACKEND_SET_NAME_BYTES; NULL: they are nobody else's. */
+    /* Names the rows (samples, labels, keys): programs with the same name may share them. Shorter
+     * than BACKEND_SET_NAME_BYTES; NULL: no other program shares them. */
     const char *set;
     backend_reader reader;
     const float *scale, *shift;
@@ -123,8 +125,8 @@ typedef struct backend_share {
     uint64_t seed; /* of the draws */
 } backend_share;
 
-/* Batches of `batch` rows in `order`, the last one short: ceil(rows / batch) updates, the first of
- * which has number `first_step`. lr: one an update. */
+/* Batches of `batch` rows in `order`, the last one short: ceil(rows / batch) updates. `first_step`
+ * is the number of the first update. lr: one for each update. */
 typedef struct backend_steps {
     const uint32_t *order; /* rows of the share */
     uint32_t rows;
@@ -132,13 +134,14 @@ typedef struct backend_steps {
     uint32_t epoch;
     const double *lr;
     int64_t first_step;
-    /* Called while they run: so many more updates are done. NULL: nobody asks. */
+    /* Called while the updates run, with how many more are done. NULL: no calls. */
     void (*done)(void *of, uint32_t updates);
     void *done_of;
 } backend_steps;
 
-/* Where a process keeps a model on a device so that other processes of that device can read it.
- * Plain bytes, which travel in messages; the model's owner may give it up at any time. */
+/* Names the device memory in which a process keeps a model, so that other processes of that device
+ * can read the model. Plain bytes, which travel in messages; the model's owner may free the memory
+ * at any time. */
 enum { BACKEND_HANDLE_BYTES = 64, BACKEND_DEVICE_BYTES = 16 };
 typedef struct backend_ipc_handle {
     unsigned char handle[BACKEND_HANDLE_BYTES], device[BACKEND_DEVICE_BYTES];
@@ -148,7 +151,7 @@ typedef struct backend_ipc_handle {
 /* One model of a mean. */
 typedef struct backend_lent {
     backend_ipc_handle where;
-    uint64_t sum; /* what backend_peers.sum said of it */
+    uint64_t sum; /* its backend_peers.sum */
     double weight;
 } backend_lent;
 
@@ -158,104 +161,111 @@ typedef struct backend_program {
     const struct backend *backend;
 } backend_program;
 
-/* Models of one graph in several processes on one device, averaged there. Each process lends its
- * model; one leads: it computes the mean, and lends that. Whoever reads makes sure that he read
- * what was lent, by a sum over it, so that nobody needs to know whether the others live:
- * ERR_CORRUPT when it was not. ERR_UNSUPPORTED, with the reason: the device does not share memory
- * between these processes, or the model's owner is gone. Nothing of others is open between two
- * calls: it would stay on the device when they have ended. */
+/* Averages the models of several processes on the device that they share; all are of one graph.
+ * Each process lends its model; the reduce root computes the mean and lends that. A reader checks
+ * by a sum over the memory that it has read what was lent (ERR_CORRUPT otherwise), so that no
+ * process needs to know whether the others live.
+ *
+ * ERR_UNSUPPORTED, with the reason: the device does not share memory between these processes, or
+ * the model's owner is gone. Between two calls no memory of another process stays open: it would
+ * stay on the device after that process has ended. */
 typedef struct backend_peers {
-    /* Where this program's model lies, as long as the program does. */
+    /* Gives the place of this program's model, which holds as long as the program lives. */
     int (*lend)(backend_program *p, backend_ipc_handle *out, err *e);
-    /* Whether it can open the models that it will read; and takes memory for a mean. ERR_NOMEM: it
-     * does not fit; ERR_LIMIT: it is over the cap. */
+    /* Makes this program the reduce root: checks that it can open the models that it will read, and
+     * takes memory for a mean. ERR_NOMEM: the mean does not fit; ERR_LIMIT: it is over the cap. */
     int (*reduce_root)(backend_program *p, const backend_ipc_handle *of, int n,
                        backend_ipc_handle *mean, err *e);
     /* The sum over parameters, buffers, optimizer state and counters as they are now. */
     int (*sum)(backend_program *p, uint64_t *out, err *e);
-    /* The leader: the weighted mean (weights sum to 1; those of 0 are not read), in that order,
-     * with the bits of common/modelstore/merge.h, and of counters the largest; no model changes, its own
-     * neither. `sum`: of the mean. ERR_CORRUPT (also where it cannot be opened any more),
-     * ERR_UNSUPPORTED (it is on another device), ERR_INVALID (NaN or infinity): `bad` is whose
-     * model it was, or -1. */
+    /* For the reduce root: computes the weighted mean in the order of `of`, with the bits of
+     * common/modelstore/merge.h. Weights sum to 1; models of weight 0 are not read. Of counters the
+     * mean has the largest. No model changes, not even this program's. `sum`: of the mean.
+     * ERR_CORRUPT: a model has another sum, or cannot be opened any more; ERR_UNSUPPORTED: a model
+     * is on another device; ERR_INVALID: NaN or infinity. `bad` is the index of the model at fault,
+     * or -1. */
     int (*average)(backend_program *p, const backend_lent *of, int n, uint64_t *sum, int *bad,
                    err *e);
-    /* The program's model becomes what lies there, if that has this sum; otherwise zeros. */
+    /* Copies what lies there into the program's model, if it has this sum; otherwise the model
+     * becomes zeros. */
     int (*adopt)(backend_program *p, const backend_ipc_handle *from, uint64_t sum, err *e);
 } backend_peers;
 
-/* Asked again and again while other processes are waited for; it pauses. 0: go on; -1 with an error
- * ends the wait. */
+/* Called again and again while the program waits for other processes; it pauses before it returns.
+ * 0: go on; -1 with an error ends the wait. */
 typedef struct backend_patience {
     int (*wait)(void *user, err *e);
     void *user;
 } backend_patience;
 
-/* Models of one graph in several processes, each on a device of its own: ranks of a communicator
- * (NCCL), which sums in an order of its own. Nobody waits for a rank that is gone for longer than
- * its patience has: an error of `join` or `mean` ends the communicator, and no model has
+/* Averages the models of several processes, each on a device of its own: ranks of a communicator
+ * (NCCL), which sums in an order of its own. No rank waits for a rank that is gone for longer than
+ * its patience allows: an error of `join` or `mean` ends the communicator, and no model has
  * changed. */
 enum { BACKEND_COMM_ID_BYTES = 128 };
 typedef struct backend_comm {
-    /* The device, of which a communicator takes one rank. ERR_UNSUPPORTED: there can be none here,
-     * and why. */
+    /* The identity of this program's device; a communicator takes one rank of a device.
+     * ERR_UNSUPPORTED, with the reason: no communicator is possible here. */
     int (*device)(backend_program *p, unsigned char device[BACKEND_DEVICE_BYTES], err *e);
-    /* What names a new communicator; rank 0 makes it. ERR_UNAVAILABLE. */
+    /* Makes the name of a new communicator; rank 0 calls this. ERR_UNAVAILABLE. */
     int (*id)(backend_program *p, unsigned char id[BACKEND_COMM_ID_BYTES], err *e);
-    /* Leaves the one before; waits for all ranks. ERR_UNAVAILABLE; ERR_UNSUPPORTED (two ranks on
-     * one device); ERR_NOMEM (the mean does not fit), ERR_LIMIT (it is over the cap); or what
-     * the patience said. */
+    /* Leaves the previous communicator and waits for all ranks of the new one. ERR_UNAVAILABLE;
+     * ERR_UNSUPPORTED: two ranks on one device; ERR_NOMEM: the mean does not fit; ERR_LIMIT: the
+     * mean is over the cap; or the error of `patience`. */
     int (*join)(backend_program *p, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank,
                 int ranks, const backend_patience *patience, err *e);
-    /* All ranks: the mean, each one's model times its weight (they sum to 1; with 0 it is not
-     * read), and of counters the largest, into memory of the program's own. `sum`: of the mean, as
-     * backend_peers.sum. ERR_INVALID: NaN or infinity, with `own` in this program's model, and then
-     * it has left before the others knew. */
+    /* Called by all ranks: computes the mean, each rank's model times its weight, into memory of
+     * the program's own. Weights sum to 1; a model of weight 0 is not read. Of counters the mean
+     * has the largest. `sum`: of the mean, as backend_peers.sum. ERR_INVALID: NaN or infinity; with
+     * `own` it is in this program's model, and the program has then left before the other ranks
+     * knew. */
     int (*mean)(backend_program *p, double weight, const backend_patience *patience, uint64_t *sum,
                 bool *own, err *e);
-    /* The model becomes the last mean, if that has this sum; otherwise zeros, with ERR_CORRUPT. */
+    /* Copies the last mean into the model, if the mean has this sum; otherwise the model becomes
+     * zeros, with ERR_CORRUPT. */
     int (*take)(backend_program *p, uint64_t sum, err *e);
-    void (*leave)(backend_program *p); /* waits for nobody */
+    void (*leave)(backend_program *p); /* waits for no other rank */
 } backend_comm;
 
 typedef struct backend {
     const char *name; /* "reference", "cpu", "cuda" */
 
-    /* 0 when it can run on this machine. ERR_UNSUPPORTED: why it never can ("no AVX2"); of a GPU
-     * that does not answer now ERR_UNAVAILABLE or ERR_NOMEM: another process may find it in order.
-     * Does not block. */
+    /* 0 when the backend can run on this machine. ERR_UNSUPPORTED: it never can, with the reason
+     * ("no AVX2"). ERR_UNAVAILABLE or ERR_NOMEM: a GPU does not respond now; another process may
+     * find it in order. Does not block. */
     int (*missing)(err *e);
 
-    /* Does once a process what takes long before the first prepare: a device's context, its
-     * libraries' handles. ERR_UNSUPPORTED, ERR_UNAVAILABLE, ERR_NOMEM. NULL: there is no such
-     * thing. */
+    /* Does what takes long before the first prepare, once in a process: a device's context, its
+     * libraries' handles. ERR_UNSUPPORTED, ERR_UNAVAILABLE, ERR_NOMEM. NULL: nothing takes long. */
     int (*warm)(int device, err *e);
 
-    /* Runs once what is known (below) to be wanted of a model's layers on that device: their kernels
-     * are loaded, and a model that has them is ready sooner. For a process that waits for its job:
-     * takes seconds at the most. What fails here is told where it is wanted. NULL: there is no such
-     * thing. */
+    /* Runs, once, the kernels that autotune_load's lines choose for a model's layers on that
+     * device, so that the driver loads them and such a model is ready sooner. For a process that
+     * waits for its job: takes seconds at the most. A failure here is reported where the kernel is
+     * wanted. NULL: nothing to load. */
     void (*preload)(int device);
 
-    /* What prepare measures, as lines that other processes of such machines can be told: `known`
-     * takes them, `learned` gives those that this process has measured (the caller's to free; NULL:
-     * none). Lines of another form are passed over. Both NULL: nothing is measured. */
+    /* What prepare measures, as lines for other processes on machines of this kind: autotune_load
+     * takes such lines and skips lines of another form; autotune_dump returns those that this
+     * process has measured (the caller frees them; NULL: none). Both NULL: prepare measures
+     * nothing. */
     void (*autotune_load)(const char *lines);
     char *(*autotune_dump)(void);
 
-    /* Compiles the graph, which must outlive the program. May take long (it may measure kernels).
-     * ERR_UNSUPPORTED, ERR_NOMEM, ERR_LIMIT; ERR_UNAVAILABLE: a thread could not be started. */
+    /* Compiles the graph, which must outlive the program. May take long, because it may measure
+     * kernels. ERR_UNSUPPORTED, ERR_NOMEM, ERR_LIMIT; ERR_UNAVAILABLE: a thread could not be
+     * started. */
     int (*prepare)(const graph *g, const backend_config *c, backend_program **out, err *e);
     void (*release)(backend_program *p);
 
-    /* The host blocks lie at *s (copied) and hold what counts now. First call after prepare, and
-     * again whenever the caller has written to any of the blocks (after a `store`), or moved them.
-     */
+    /* Takes over the host blocks at *s (copied), whose contents are valid. First call after
+     * prepare, and again whenever the caller has written to any of the blocks (after a `store`) or
+     * has moved them. */
     int (*load)(backend_program *p, const backend_state *s, err *e);
-    /* Brings the host blocks but grads up to date. NULL: all of them always are. */
+    /* Brings all host blocks except grads up to date. NULL: they always are. */
     int (*store)(backend_program *p, err *e);
-    /* Grads alone, the backend's to the host's block, or, `changed`, what lies there to the
-     * backend: it is what the next update takes. Together with `store` or not at all. */
+    /* Copies gradients alone: from the backend to the host's block, or, with `changed`, from the
+     * block to the backend for the next update. NULL exactly where `store` is NULL. */
     int (*grads)(backend_program *p, bool changed, err *e);
 
     /* Forward without training behaviour (running statistics, no dropout). logits: (n, outputs) or
@@ -277,48 +287,51 @@ typedef struct backend {
     int (*step)(backend_program *p, const backend_batch *b, backend_update u,
                 backend_result *result, err *e);
 
-    /* Takes memory for a share and reads nothing yet; of `s` the reader alone is used later. It
-     * replaces the one before; NULL leaves none. ERR_NOMEM: it does not fit, or others would miss
-     * what it takes, and there is none now. All three NULL: there is no device to keep it on. */
+    /* Takes memory for a share and reads nothing yet; of `s` only the reader is used later.
+     * Replaces the previous share; NULL only removes it. ERR_NOMEM: the share does not fit, or
+     * would take memory that others need; there is then no share. `share`, `bring` and `steps` are
+     * all NULL where there is no device to keep samples on. */
     int (*share)(backend_program *p, const backend_share *s, err *e);
-    /* Reads, in this order, those rows that are not on the device yet, with those that come at once
-     * with them. The reader's errors; what has come stays. */
+    /* Reads, in this order, the rows that are not on the device yet, with the rows that come in the
+     * same read. Returns the reader's errors; rows that have come stay. */
     int (*bring)(backend_program *p, const uint32_t *order, uint32_t rows, err *e);
-    /* Steps over rows of the share, one after the other without the host; the sums of all of them.
-     * ERR_INVALID: a row that nobody brought. */
+    /* Runs the updates over rows of the share, one after the other, without the host in between.
+     * The result is the sum over all of them. ERR_INVALID: a row that was not brought. */
     int (*steps)(backend_program *p, const backend_steps *s, backend_result *result, err *e);
 
-    /* All programs' parameters, buffers and optimizer state become the weighted mean of them
-     * (weights sum to 1; those of 0 are not read), counters the largest. n programs of this backend
-     * for one graph, `load`ed. On one device with the bits of common/modelstore/merge.h; over several only
-     * with `across`, in an order of the library's own: ERR_UNSUPPORTED otherwise. ERR_INVALID: NaN
-     * or infinity; what the programs hold is then undefined. NULL: the host does it. */
+    /* Sets all programs' parameters, buffers and optimizer state to their weighted mean, and
+     * counters to the largest. Weights sum to 1; programs of weight 0 are not read. n programs of
+     * this backend for one graph, after `load`. On one device with the bits of
+     * common/modelstore/merge.h. Over several devices only with `across` (ERR_UNSUPPORTED without),
+     * in an order of the library's own. ERR_INVALID: NaN or infinity; what the programs hold is
+     * then undefined. NULL: the host averages. */
     int (*average)(backend_program *const *programs, const double *weight, int n, bool across,
                    err *e);
 
     const backend_peers *peers; /* NULL: no process can read another's models */
-    const backend_comm *comm;   /* NULL: there are no communicators */
+    const backend_comm *comm;   /* NULL: the backend has no communicators */
 
-    /* Bytes the program holds beside the state blocks. */
+    /* Bytes that the program holds beside the state blocks. */
     size_t (*memory)(const backend_program *p);
 
-    /* What was chosen, as text a job's record can keep: one line a node that has a choice
-     * ("conv1 direct-avx512\n..."). Owned by the program. NULL: nothing was chosen. */
+    /* What prepare chose, as text for a job's record: one line for each node that has a choice
+     * ("conv1 direct-avx512\n..."). Owned by the program. NULL: nothing to choose. */
     const char *(*choices)(const backend_program *p);
 } backend;
 
 /* The backend of that name; "auto" (or NULL) is the fastest that can run here. NULL with
- * ERR_NOT_FOUND, or as backend.missing when this machine cannot run it. */
+ * ERR_NOT_FOUND, or with the error of backend.missing when this machine cannot run it. */
 const backend *backend_find(const char *name, err *e);
-/* Makes that backend ready on that device, so that a model is compiled sooner. Errors: both's. */
+/* Calls backend.warm of that backend, so that a model is compiled sooner. Errors: those of
+ * backend_find and backend.warm. */
 int backend_warm(const char *name, int device, err *e);
-/* backend.rehearse of that backend, where there is one and it runs here. */
+/* Calls backend.preload of that backend, where it has one and runs here. */
 void backend_preload(const char *name, int device);
-/* Tells that backend what was measured before, and asks it what it measured, where it is one of
- * those that do and runs here. */
+/* Call backend.autotune_load and backend.autotune_dump of that backend, where it has them and runs
+ * here. */
 void backend_autotune_load(const char *name, const char *lines);
 char *backend_autotune_dump(const char *name);
-/* All that were built, runnable or not; NULL past the end. */
+/* The backends of this build, runnable or not; NULL past the end. */
 const backend *backend_at(int index);
 
 extern const backend backend_reference;

@@ -24,7 +24,8 @@ static const backend *cuda(void)
 
 static const backend *loaded;
 
-/* PREFIX/bin/program or PREFIX/test/program to PREFIX/lib/kubeml-cuda.so; false: cannot tell. */
+/* Writes PREFIX/lib/kubeml-cuda.so for the program PREFIX/bin/program or PREFIX/test/program;
+ * false: the program's path is not known. */
 static bool object_path(char *path, size_t room)
 {
     char self[1024];
@@ -47,21 +48,21 @@ static void not_loaded(const char *format, const char *what)
     fprintf(stderr, "%s\n", no_cuda);
 }
 
-/* Without a device of NVIDIA's there is no reason to load what needs one. */
+/* Loads the CUDA backend. Without an NVIDIA device there is no reason to. */
 static void load(void)
 {
     char path[1100];
     if (access("/dev/nvidiactl", F_OK) || !object_path(path, sizeof path) || access(path, R_OK))
         return;
-    /* Numbers are NVML's (common/contract/nvml.c) unless the user has them otherwise; CUDA's own begin with
-     * the fastest GPU. */
+    /* Devices are numbered as NVML does (common/contract/nvml.c), unless the user has set
+     * otherwise; CUDA's own order begins with the fastest GPU. */
     setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
-    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays */
+    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed */
     if (!object) {
         not_loaded("the CUDA engine cannot be loaded: %s", dlerror());
         return;
     }
-    /* That of another build may have a table of another form. */
+    /* An object of another build may have a table of another form. */
     const char *seam = dlsym(object, "backend_cuda_seam");
     if (!seam || strcmp(seam, BACKEND_SEAM) != 0) {
         not_loaded("the CUDA engine is not used: %s",

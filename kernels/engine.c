@@ -1,7 +1,8 @@
-/* engine.c: see engine.h. From a graph to a model with its state, and the state's ways in and out.
+/* engine.c: see engine.h. Compiles a graph to a model with its state, and moves the state in and
+ * out.
  *
- * The float block: [parameters P][buffers B][optimizer state, slot by slot, P each].
- * The counter block: [the graph's counters][optimizer.step, when training]. */
+ * The float block: [parameters P][buffers B][optimizer state, slot by slot, P each]. The counter
+ * block: [the graph's counters][optimizer.step, when training]. */
 #include "engine_internal.h"
 
 #include <assert.h>
@@ -56,8 +57,8 @@ static size_t floats_bytes(size_t count)
     return (count * sizeof(float) + 127) / 64 * 64;
 }
 
-/* 64-byte aligned and zero. What nobody writes to takes no memory: where a backend has a device
- * that is the gradients, and the optimizer's state until someone asks for it. */
+/* 64-byte aligned and zero. Memory that is never written to takes no space: with a device backend
+ * these are the gradients, and the optimizer's state until a caller wants it. */
 static float *take_floats(size_t count)
 {
     return large_pages_map(floats_bytes(count));
@@ -160,8 +161,8 @@ static int make_layout(engine *m, err *e)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* No update has been made since the optimizer's state was zeroed: it is zero, here and where the
- * backend has it. Of all the engine has been told: who imports state imports its steps. */
+/* True when no update was made since the optimizer's state was zeroed: the state is then zero, here
+ * and in the backend. The step counter tells: who imports state imports its steps. */
 static bool has_zero_state(const engine *m)
 {
     return m->c.inference || *engine_steps(m) == 0;
@@ -180,7 +181,7 @@ int engine_load(engine *m, const float *given, err *e)
     return m->backend->load(m->program, &s, e);
 }
 
-/* The host's blocks hold its weights. */
+/* Gives the host's blocks, which now hold the model's weights, to the backend. */
 static int load_weights(engine *m, err *e)
 {
     m->blank = false;
@@ -192,7 +193,8 @@ int engine_store(engine *m, err *e)
     return m->backend->store ? m->backend->store(m->program, e) : 0;
 }
 
-/* Zeros are not written over: there is no need to touch all of that memory. */
+/* Zeroes the optimizer's state, unless it is zero already: writing would touch all of its
+ * memory. */
 static void zero_optimizer(engine *m)
 {
     if (has_zero_state(m))
@@ -314,8 +316,8 @@ int engine_export(engine *m, float *floats, int64_t *counters, err *e)
     return 0;
 }
 
-/* That many floats of them count from now on. A device reads them where they lie: the host's block
- * takes them, and with them memory, when someone asks for it. */
+/* Takes `count` floats as the model's state. A device reads them where they lie: the host's block
+ * takes them, and with them memory, only when a caller wants the block. */
 static int take_floats_of(engine *m, const float *floats, size_t count, err *e)
 {
     if (m->backend->store && floats != m->floats) {
@@ -329,7 +331,7 @@ static int take_floats_of(engine *m, const float *floats, size_t count, err *e)
 int engine_import(engine *m, const float *floats, const int64_t *counters, err *e)
 {
     if (m->c.inference || counters[m->counter_count - 1] == 0)
-        return engine_import_weights(m, floats, counters, e); /* which is all there is */
+        return engine_import_weights(m, floats, counters, e); /* there is no optimizer state */
     memcpy(m->counters, counters, m->counter_count * sizeof *counters);
     return take_floats_of(m, floats, engine_state_floats(m), e);
 }

@@ -5,8 +5,8 @@
  * optimizer state; all counters (num_batches_tracked, optimizer.step) in one int64 block. These two
  * blocks are what a function publishes and what is averaged; engine_layout names every piece.
  * Publishing the weights alone means the first engine_weights_floats() of the float block. The
- * blocks may be moved into memory of the caller's (a shared-memory segment), so that publishing
- * copies nothing.
+ * blocks may be moved into the caller's memory (a shared-memory segment), so that publishing copies
+ * nothing.
  *
  * A handle belongs to one thread at a time. After engine_compile no call allocates. */
 #ifndef KUBEML_ENGINE_H
@@ -43,19 +43,19 @@ typedef struct engine_config {
     optim optim;
     uint64_t seed;  /* initial weights and dropout */
     bool inference; /* no gradients, no optimizer state */
-    bool blank;     /* draws no weights: engine_import, or engine_draw, comes before all work */
-    int device;           /* which GPU, for the backends that run on one */
-    size_t device_memory; /* cap in bytes on this process's memory there; 0: none */
-    int programs;         /* so many engines like this one share that cap; 0: 1 */
+    bool blank;     /* no weights are drawn: engine_import or engine_draw comes before all work */
+    int device;           /* which GPU; host backends ignore this */
+    size_t device_memory; /* cap on this process's memory there, in bytes; 0: none */
+    int programs;         /* engines like this one that share that cap; 0: 1 */
 } engine_config;
 
-/* Builds the graph, compiles it, allocates everything and, unless it is to be blank, draws the
- * weights. (ResNet-34's take a second of one core, which who imports others need not spend.)
- * Errors: the builder's (ERR_INVALID, naming the layer), ERR_LIMIT, ERR_NOMEM, ERR_UNSUPPORTED.
- * Free with engine_free. */
+/* Builds the graph, compiles it, allocates everything and, unless `blank` is set, draws the
+ * weights. (Drawing ResNet-34's takes a second of one core, which a caller that imports weights
+ * need not spend.) Errors: the builder's (ERR_INVALID, naming the layer), ERR_LIMIT, ERR_NOMEM,
+ * ERR_UNSUPPORTED. Free with engine_free. */
 int engine_compile(const engine_config *c, engine **out, err *e);
 void engine_free(engine *m);
-/* The first weights, from the seed; the optimizer's state and all counters become 0. */
+/* Draws the first weights from the seed; the optimizer's state and all counters become 0. */
 int engine_draw(engine *m, err *e);
 
 /* ---- state ---------------------------------------------------------------------------------- */
@@ -71,38 +71,38 @@ typedef struct engine_var {
     size_t count, offset;
 } engine_var;
 
-/* The list of all pieces; owned by the engine, valid until engine_free. */
+/* The list of all pieces, `count` of them; owned by the engine, valid until engine_free. */
 const engine_var *engine_layout(const engine *m, size_t *count);
 size_t engine_state_floats(const engine *m);   /* parameters, buffers, optimizer state */
-size_t engine_weights_floats(const engine *m); /* of them, parameters and buffers: a prefix */
+size_t engine_weights_floats(const engine *m); /* parameters and buffers alone: a prefix */
 size_t engine_counter_count(const engine *m);
-/* A digest-like text of the layout ("name kind dims\n" a line) for comparing two models. Owned. */
+/* The layout as text ("name kind dims\n" a line), for comparing two models. Owned by the engine. */
 const char *engine_layout_text(const engine *m);
 
-/* The blocks where they lie now. Brought up to date first (a device backend copies); NULL + e when
- * that fails. Valid until engine_place or engine_free. Who writes to them calls
+/* The blocks where they lie now, brought up to date first (a device backend copies); NULL + e when
+ * that fails. Valid until engine_place or engine_free. A caller that writes to them calls
  * engine_state_changed. */
 float *engine_floats(engine *m, err *e);
 int64_t *engine_counters(engine *m, err *e);
 int engine_state_changed(engine *m, err *e);
 
-/* Copies the state out, or in (with engine_state_changed). Sizes as above. */
+/* Copy the state out, or in (engine_state_changed included). Sizes as above. */
 int engine_export(engine *m, float *floats, int64_t *counters, err *e);
 int engine_import(engine *m, const float *floats, const int64_t *counters, err *e);
-/* As engine_import, parameters and buffers and their counters alone; optimizer state becomes 0. */
+/* As engine_import, but parameters, buffers and their counters alone; optimizer state becomes 0. */
 int engine_import_weights(engine *m, const float *floats, const int64_t *counters, err *e);
 /* Zeroes the optimizer's state and its step counter. */
 int engine_reset_optimizer(engine *m, err *e);
 
 /* Moves the state into the caller's memory (64-byte aligned, sizes as above, contents overwritten
  * by the current state), which must stay mapped until the next engine_place or engine_free. NULL,
- * NULL moves it back into the engine's own. */
+ * NULL moves the state back into the engine's own memory. */
 int engine_place(engine *m, float *floats, int64_t *counters, err *e);
 
 /* ---- work ----------------------------------------------------------------------------------- */
 
-/* One batch. x: n samples, each (C,H,W) without gaps. Either `rows` (n pointers, one a sample) or
- * `x` (all samples one after the other). scale and shift: C floats or NULL. Exactly one kind of
+/* One batch: n samples, each (C,H,W) without gaps. Either `rows` (n pointers, one a sample) or `x`
+ * (all samples one after the other). scale and shift: C floats or NULL. Exactly one kind of
  * label. */
 typedef struct engine_batch {
     int n;
@@ -122,36 +122,37 @@ typedef struct engine_result {
     double loss_sum;
     int64_t correct;
     int n;
-    /* of the call's seconds: samples into the network's form; 0: not told (a GPU does it there) */
+    /* seconds of the call in which samples were brought into the network's form; 0: not measured (a
+     * GPU does this itself) */
     double convert_s;
 } engine_result;
 
-/* One update. ERR_INVALID: n out of range, a label outside the outputs (named with its position).
- */
+/* One update. ERR_INVALID: n out of range, or a label outside the outputs (named with its
+ * position). */
 int engine_train(engine *m, const engine_batch *b, double lr, engine_result *r, err *e);
-/* Whether its backend can keep a share at all. */
+/* Whether the model's backend can keep a share at all. */
 bool engine_keeps_share(const engine *m);
-/* Makes room for a share of samples where the engine computes, for engine_train_share; nothing is
- * read yet, and the share's reader is used until the share is let go. ERR_UNSUPPORTED: this backend
- * keeps nothing; ERR_NOMEM: it does not fit. NULL lets it go. */
+/* Makes room for a share of samples on the engine's device, for engine_train_share; nothing is read
+ * yet, and the share's reader is used until the share is released. NULL releases it.
+ * ERR_UNSUPPORTED: this backend keeps no share; ERR_NOMEM: the share does not fit. */
 int engine_share(engine *m, const backend_share *s, err *e);
-/* Reads those of the rows that are not there yet, in this order. The reader's errors; ERR_INVALID: a
- * row outside the share, a label outside the outputs. What has come stays. */
+/* Reads, in this order, the rows that are not there yet. The reader's errors; ERR_INVALID: a row
+ * outside the share, or a label outside the outputs. Rows that have come stay. */
 int engine_bring(engine *m, const uint32_t *order, uint32_t rows, err *e);
-/* All updates that `s` says (its first_step is the engine's to fill), without the host between
- * them, on rows that were brought. Equals engine_train on the same batches. ERR_INVALID: a row
- * outside the share or not brought, a wrong batch. */
+/* Makes all updates of `s` (the engine fills in its first_step) on rows that were brought, without
+ * the host between them. Equals engine_train on the same batches. ERR_INVALID: a row outside the
+ * share or not brought, a wrong batch. */
 int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err *e);
-/* Whether engine_average can do it where these models are. */
+/* Whether engine_average can average these models where they are. */
 bool engine_averages(engine *const *models, int n);
-/* All models get the weighted mean of all, where they are computed (backend.h's average); their
- * layouts are alike. ERR_UNSUPPORTED, ERR_INVALID as there. */
+/* Sets all models to their weighted mean, on the devices where they are (backend.h's average);
+ * their layouts are alike. ERR_UNSUPPORTED, ERR_INVALID as in backend.h. */
 int engine_average(engine *const *models, const double *weight, int n, bool across, err *e);
-/* Models of one device in processes of their own (backend_peers). Each process lends its model and,
- * for every round, tells its seal; one leads. All are of one layout. ERR_UNSUPPORTED, with the
- * reason: not here. */
+/* Models of one device in processes of their own (backend_peers). Each process lends its model and
+ * sends a fingerprint of it for every round; one process is the reduce root. All models have one
+ * layout. ERR_UNSUPPORTED, with the reason: not possible here. */
 typedef struct engine_fingerprint {
-    uint64_t sum; /* of all that is averaged */
+    uint64_t sum; /* backend_peers.sum over all that is averaged */
     int64_t step; /* optimizer.step */
 } engine_fingerprint;
 typedef struct engine_peer {
@@ -163,35 +164,38 @@ int engine_lend(engine *m, backend_ipc_handle *out, err *e);
 int engine_reduce_root(engine *m, const backend_ipc_handle *of, int n, backend_ipc_handle *mean,
                        err *e);
 int engine_fingerprint_now(engine *m, engine_fingerprint *out, err *e);
-/* The mean into the memory of engine_reduce_root; no model changes. Weights, bits, `bad` and errors
- * as in backend_peers. */
+/* Computes the mean into the memory of engine_reduce_root; no model changes. Weights, bits, `bad`
+ * and errors as in backend_peers. */
 int engine_average_lent(engine *m, const engine_peer *of, int n, engine_fingerprint *mean, int *bad,
                         err *e);
-/* The model becomes the mean. ERR_CORRUPT: it lies there no more, and the model has to be
+/* Sets the model to the mean. ERR_CORRUPT: the mean lies there no more, and the model has to be
  * imported. */
 int engine_adopt(engine *m, const backend_ipc_handle *mean, const engine_fingerprint *fingerprint,
                  err *e);
-/* Models in processes of their own, each on a device of its own: ranks of a communicator
- * (backend_comm, errors too). */
+/* Models in processes of their own, each on a device of its own: ranks of a communicator. Errors as
+ * in backend_comm. */
 int engine_comm_device(engine *m, unsigned char device[BACKEND_DEVICE_BYTES], err *e);
 int engine_comm_id(engine *m, unsigned char id[BACKEND_COMM_ID_BYTES], err *e);
 int engine_comm_join(engine *m, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank, int ranks,
                      const backend_patience *patience, err *e);
-/* The mean into memory of its own; the model does not change. `own`: ERR_INVALID is of this
- * model. */
+/* Computes the mean into the engine's own memory; the model does not change. `own`: the ERR_INVALID
+ * is of this model. */
 int engine_comm_mean(engine *m, double weight, const backend_patience *patience, uint64_t *sum,
                      bool *own, err *e);
-/* The model becomes that mean. ERR_CORRUPT: it is another, and the model has to be imported. */
+/* Sets the model to that mean. ERR_CORRUPT: the mean is another, and the model has to be
+ * imported. */
 int engine_comm_take(engine *m, const engine_fingerprint *fingerprint, err *e);
 void engine_comm_leave(engine *m);
-/* The halves of engine_train, for a custom step: gradients of the mean loss, then the update.
- * Between the two the caller may change engine_grads, which after engine_train are undefined. */
+/* The two halves of engine_train, for a custom step: gradients of the mean loss, then the update.
+ * Between the two the caller may change engine_grads. After engine_train, engine_grads are
+ * undefined. */
 int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e);
-/* In the layout of the parameters, gaps included; NULL + e when a device cannot bring them. */
+/* The gradients in the layout of the parameters, gaps included; NULL + e when a device cannot copy
+ * them. */
 float *engine_grads(engine *m, size_t *count, err *e);
 int engine_update(engine *m, double lr, err *e);
 
-/* Loss and correct answers, without training behaviour. */
+/* Loss and correct predictions, without training behaviour. */
 int engine_eval(engine *m, const engine_batch *b, engine_result *r, err *e);
 /* logits: (n, outputs). Labels are not needed. */
 int engine_infer(engine *m, const engine_batch *b, float *logits, err *e);
@@ -205,7 +209,7 @@ shape engine_input(const engine *m);
 size_t engine_param_count(const engine *m);  /* trainable numbers */
 size_t engine_memory(const engine *m);       /* bytes held, state included */
 const char *engine_backend(const engine *m); /* "reference", "cpu" */
-int engine_device(const engine *m);          /* which GPU; of no meaning on the CPU */
+int engine_device(const engine *m);          /* which GPU; meaningless on the CPU */
 const char *engine_choices(const engine *m); /* see backend.h; "" when none */
 
 #endif

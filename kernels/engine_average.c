@@ -1,4 +1,4 @@
-/* engine_average.c: means of several models, of this process or of several; see engine.h. */
+/* engine_average.c: averages several models, of this process or of several; see engine.h. */
 #include <string.h>
 
 #include "engine_internal.h"
@@ -12,7 +12,7 @@ bool engine_averages(engine *const *models, int n)
     return n <= ENGINE_AVERAGE_MAX;
 }
 
-/* Its weights are a mean now, which the backend has. */
+/* Notes that the backend now holds a mean, of that step, as the model's state. */
 static void take_mean(engine *m, int64_t step)
 {
     m->blank = false;

@@ -1,5 +1,5 @@
-/* engine_work.c: batches into a model: training, in halves and over a share, evaluation, inference;
- * see engine.h. */
+/* engine_work.c: runs batches through a model: training (whole, in halves, over a share),
+ * evaluation and inference; see engine.h. */
 #include <assert.h>
 #include <string.h>
 
@@ -110,7 +110,7 @@ bool engine_keeps_share(const engine *m)
     return m->backend->share && !m->c.inference;
 }
 
-/* The backend's reader: what the caller's gives, with the labels checked. */
+/* The reader for the backend: calls the caller's reader and checks its labels. */
 static int read_share(void *from, uint32_t first, backend_rows *out, err *e)
 {
     engine *m = from;
@@ -181,8 +181,9 @@ int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err 
     return 0;
 }
 
-/* Whoever had the block may have written into its gaps, which backends neither write nor leave out:
- * what lies there would be seen in norms, and would be a state that no checkpoint has. */
+/* Zeroes the gaps between gradients: the caller of engine_grads may have written there, and
+ * backends neither write gaps nor skip them. Values there would show in norms, and would become
+ * state that no checkpoint has. */
 static void zero_gaps(engine *m)
 {
     size_t at = 0;
@@ -205,7 +206,7 @@ int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e)
         return -1;
     if (m->grads_lent)
         zero_gaps(m);
-    m->grads_lent = false; /* what was lent counts no more: these are new */
+    m->grads_lent = false; /* the block's contents are out of date: the backend has new ones */
     fill_result(b, &result, r);
     return 0;
 }
@@ -213,7 +214,7 @@ int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e)
 float *engine_grads(engine *m, size_t *count, err *e)
 {
     *count = m->params;
-    /* Once lent they are the caller's to change: what he wrote is not written over. */
+    /* After the first call the block is the caller's to change, and is not overwritten. */
     if (check_training(m, e) ||
         (!m->grads_lent && m->backend->grads && m->backend->grads(m->program, false, e)))
         return NULL;

@@ -1,5 +1,5 @@
-/* graph.c: see graph.h. Nodes and variables, and the checks of the whole; the layers are in
- * layers.c, what holds for an op alone in ref_ops.c. */
+/* graph.c: see graph.h. Nodes, variables, and the checks of the whole graph. The layers are in
+ * layers.c, the facts about a single op in ref_ops.c. */
 #include "graph.h"
 
 #include <assert.h>

@@ -47,8 +47,8 @@ static inline bool shape_equal(shape a, shape b)
     return a.rank == b.rank && a.c == b.c && a.h == b.h && a.w == b.w;
 }
 
-/* What else holds for an op is in its row of the table in ref_ops.c.
- * y(N,K,P,Q), x(N,C,H,W); i over input channels of the group, (r, s) over the kernel. */
+/* The other facts of an op are in its row of the table in ref_ops.c. y(N,K,P,Q), x(N,C,H,W); i over
+ * input channels of the group, (r, s) over the kernel. */
 typedef enum graph_op {
     OP_INPUT,  /* the batch: x * scale[c] + shift[c] */
     OP_CONV2D, /* y[k,p,q] = b[k] + sum w[k,i,r,s] x[i, p*stride-pad+r*dil, q*stride-pad+s*dil] */
@@ -85,7 +85,7 @@ typedef enum graph_act {
     ACT_COUNT
 } graph_act;
 
-/* How a parameter or buffer begins. Uniform and normal draws: RNG_INIT, keyed by the variable's
+/* How a parameter or buffer begins. Uniform and normal draws use RNG_INIT, keyed by the variable's
  * index. */
 typedef enum graph_init {
     INIT_CONSTANT, /* a */
@@ -93,7 +93,7 @@ typedef enum graph_init {
     INIT_NORMAL,   /* mean 0, deviation a */
 } graph_init;
 
-/* What a variable is: of float kinds one block each; counters are int64. */
+/* What a variable is. Each float kind has one block; counters are int64. */
 typedef enum graph_kind {
     VAR_PARAM,
     VAR_BUFFER,
@@ -175,14 +175,15 @@ typedef struct graph {
 graph *graph_new(shape input);
 void graph_free(graph *g);
 
-/* Keeps a mistake found by a builder (the first one stays). Returns GRAPH_FAILED. */
+/* Keeps a mistake that a builder found (the first one stays). Returns GRAPH_FAILED. */
 int graph_fail(graph *g, err_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* Declares node `out` the logits and checks the whole: rank 1, `outputs` features (0: any), every
- * node used, names unique. -1 with the graph's first mistake. */
+/* Declares node `out` the logits and checks the whole graph: rank 1, `outputs` features (0: any
+ * number), every node used, names unique. -1 with the graph's first mistake. */
 int graph_finish(graph *g, int out, int outputs, err *e);
 
-/* How a convolution's weights begin. Biases are as the default's unless zero_bias. */
+/* How a convolution's weights begin. Biases begin as with WEIGHTS_DEFAULT, unless zero_bias is
+ * set. */
 typedef enum graph_weights {
     WEIGHTS_DEFAULT,    /* kaiming_uniform(a = sqrt 5): U(+-1/sqrt(fan_in)), biases the same */
     WEIGHTS_HE_FAN_OUT, /* kaiming_normal(fan_out): N(0, sqrt(2 / (K*R*S))) */
@@ -190,8 +191,9 @@ typedef enum graph_weights {
     WEIGHTS_NORMAL,     /* N(0, deviation) */
 } graph_weights;
 
-/* Options: 0 and NULL mean the default. `name` NULL: "conv1", "bn1", "fc1", ... in order.
- * A pair (kernel_h, kernel_w) overrides the square number beside it where it is not 0. */
+/* Options: 0 and NULL mean the default, which the comments give. `name` NULL: "conv1", "bn1",
+ * "fc1", ... in order. A pair (kernel_h, kernel_w) overrides the square number beside it where it
+ * is not 0. */
 typedef struct conv2d_options {
     const char *name;
     int filters;                       /* output channels; required */
@@ -257,24 +259,25 @@ int graph_pad_channels(graph *g, int x, int before, int after);
 shape graph_shape(const graph *g, int x);
 /* The one node that reads node x, or -1: none, several, or x is the output. */
 int graph_only_reader(const graph *g, int x);
-/* For backends. Is node x a ReLU? Of -1, which there is none of, no. */
+/* For backends. Is node x a ReLU? False for -1. */
 bool graph_is_relu(const graph *g, int x);
 /* needs[i]: a parameter lies at node i or before it, so that its gradient is wanted. */
 void graph_mark_gradients(const graph *g, bool *needs);
 /* The variable's index by its full name, -1 when there is none. */
 int graph_var_find(const graph *g, const char *name);
 
-/* Fills parameters and buffers with their beginnings; counters become 0. Same seed, same bits,
- * on any number of threads (which last as long as the call). The blocks have graph.floats[kind]
+/* Fills parameters and buffers with their first values; counters become 0. The same seed gives the
+ * same bits on any number of threads, which end with the call. The blocks have graph.floats[kind]
  * elements. */
 void graph_init_vars(const graph *g, uint64_t seed, int threads, float *params, float *buffers,
                      int64_t *counters);
 
 /* Which of the elements 4*block .. 4*block+3 of a sample's activation this dropout keeps: bit i of
- * the result. A function of (seed, epoch, sample, layer) alone; every backend must use it. */
+ * the result is element 4*block + i. A function of (seed, epoch, sample, layer) alone; every
+ * backend must use it. */
 unsigned graph_dropout_draw(uint64_t seed, uint32_t epoch, uint64_t sample, uint32_t layer,
                             uint32_t block, double p);
-/* The same for backends that draw many blocks at once: rng.h's key and the counter of block 0; an
+/* The same for backends that draw many blocks at once: rng.h's key, and the counter of block 0. An
  * element is dropped where its 32 bits are below graph_dropout_below. */
 void graph_dropout_stream(uint64_t seed, uint32_t epoch, uint64_t sample, uint32_t layer,
                           uint32_t key[2], uint32_t counter[4]);

@@ -1,12 +1,11 @@
-/* graph_init.c: where a model's numbers come from: the first weights, and which ones dropout keeps.
- */
+/* graph_init.c: a model's random numbers: the first weights, and which elements dropout keeps. */
 #include <string.h>
 
 #include "common/base/parallel.h"
 #include "common/base/rng.h"
 #include "graph.h"
 
-/* A few milliseconds of draws: what pays for starting a thread. */
+/* A few milliseconds of draws: enough to pay for starting a thread. */
 enum { PART_FLOATS = 1 << 16 };
 
 static void fill_normal(const graph_var *v, rng *r, size_t count, float *to)
@@ -34,7 +33,7 @@ static void fill(const graph_var *v, rng *r, size_t count, float *to)
     }
 }
 
-/* All variables, in parts. */
+/* Draws all variables in `parts` parts. */
 typedef struct drawing {
     const graph *g;
     uint64_t seed;
@@ -42,13 +41,13 @@ typedef struct drawing {
     size_t parts;
 } drawing;
 
-/* A draw is four elements': a part begins with one. */
+/* Where a part begins: at a multiple of four, because one draw gives four elements. */
 static size_t begin_of(size_t count, size_t part, size_t parts)
 {
     return part == parts ? count : count / 4 * part / parts * 4;
 }
 
-/* Of every variable its part. */
+/* Fills one part of every variable. */
 static void fill_part(size_t part, void *of)
 {
     const drawing *d = of;

@@ -1,8 +1,8 @@
 /* large_pages.h: memory for large arrays.
  *
- * Large blocks lie in large pages, where the system gives them to who asks: neighbours of one
- * channel lie a page of 4 KiB apart as soon as a concat has a thousand, a weight's rows in many
- * linear layers, and walking page tables takes 3 to 9 % of a step. */
+ * Large blocks lie in large pages, where the system gives these on request. Neighbours of one
+ * channel lie a page of 4 KiB apart as soon as a concat has a thousand channels, and so do a
+ * weight's rows in many linear layers: walking page tables then takes 3 to 9 % of a step. */
 #ifndef KUBEML_LARGE_PAGES_H
 #define KUBEML_LARGE_PAGES_H
 
@@ -13,18 +13,19 @@
 
 enum { LARGE_PAGE = 2 << 20 };
 
-/* Zeroed, 64-byte aligned, for free(). NULL: there is no memory. */
+/* Zeroed, 64-byte aligned memory; release with free(). NULL: there is no memory. */
 static inline void *large_pages_alloc(size_t bytes)
 {
     void *b = NULL;
     if (posix_memalign(&b, bytes >= LARGE_PAGE ? LARGE_PAGE : 64, bytes) != 0)
         return NULL;
     if (bytes >= LARGE_PAGE)
-        (void)madvise(b, bytes, MADV_HUGEPAGE); /* a wish: without them all is as before */
+        (void)madvise(b, bytes, MADV_HUGEPAGE); /* a request: small pages also work */
     return memset(b, 0, bytes);
 }
 
-/* The same, but what is large takes memory where it is first written to; for large_pages_unmap. */
+/* The same, but a large block takes memory only where it is written to; release with
+ * large_pages_unmap. */
 static inline void *large_pages_map(size_t bytes)
 {
     if (bytes < LARGE_PAGE)
@@ -42,7 +43,7 @@ static inline void *large_pages_map(size_t bytes)
     return from + before;
 }
 
-/* NULL is fine. */
+/* p may be NULL. */
 static inline void large_pages_unmap(void *p, size_t bytes)
 {
     if (bytes < LARGE_PAGE)

@@ -1,4 +1,4 @@
-/* layers.c: the builders of graph.h: each fills in a node's attributes; the op's row (ops.h) checks
+/* layers.c: the builders of graph.h. Each fills in a node's attributes, the op's row (ops.h) checks
  * them, and then the layer gets its parameters. */
 #include <math.h>
 #include <stdio.h>
@@ -43,14 +43,15 @@ static bool check_name(graph *g, const char *op, const char *name)
     }
     if (n == 0)
         graph_fail(g, ERR_INVALID, "%s: a layer's name is empty", op);
-    /* What is named so is no weight to whoever exports or loads a model. */
+    /* Code that exports or loads a model takes variables with this name for optimizer state, not
+     * for weights. */
     bool taken = strcmp(name, "optimizer") == 0 || strncmp(name, "optimizer.", 10) == 0;
     if (taken)
         graph_fail(g, ERR_INVALID, "%s '%.40s': that name is the optimizer's state's", op, name);
     return n > 0 && !taken;
 }
 
-/* Checks node n by its op's row and appends it. The new id, or GRAPH_FAILED. */
+/* Checks node n by its op's row and appends it. Returns the new id, or GRAPH_FAILED. */
 static int add_layer(graph *g, graph_node n, const char *name, const int *x, int count)
 {
     const op_row *row = &op_rows[n.op];

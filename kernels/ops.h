@@ -1,10 +1,11 @@
-/* ops.h: the table of ops: what every part of the engine has to know of an op, one row each.
+/* ops.h: the table of ops: what every part of the engine has to know about an op, one row each.
  *
- * A new op is a line in graph_op (graph.h), a row in ref_ops.c, and the two functions of that row in
- * kernels/reference, beside its builder in layers.c and its shape rule in shapes.c. Every backend
- * that can run the reference's functions then has the op: the CPU backend calls them for all ops
- * that its own table (cpu/cpu_ops.c) lacks. The CUDA backend refuses a layer whose op its table
- * (cuda/cuda_ops.c) lacks. docs/contributing/adding-an-op.md lists the steps and the tests. */
+ * A new op is a line in graph_op (graph.h), a row in ref_ops.c, and the two functions of that row
+ * in kernels/reference, beside its builder in layers.c and its shape rule in shapes.c. Every
+ * backend that can run the reference's functions then has the op: the CPU backend calls them for
+ * all ops that its own table (cpu/cpu_ops.c) lacks. The CUDA backend refuses a layer whose op its
+ * table (cuda/cuda_ops.c) lacks. docs/contributing/adding-an-op.md lists the steps and the
+ * tests. */
 #ifndef KUBEML_OPS_H
 #define KUBEML_OPS_H
 
@@ -21,13 +22,14 @@ typedef struct op_call {
     const double *const *x; /* each input (N, in[i]) */
     double *y;              /* forward: the result (N, n->shape), which holds anything before */
     const double *dy;       /* backward: the result's gradient */
-    /* Backward: each input's gradient, NULL where nobody needs it, and the parameters'. The op adds
-     * to all of them. An op with one input and no parameters is called only if dx[0] is needed. */
+    /* Backward: each input's gradient, NULL where it is not needed, and the parameters'. The op
+     * adds to all of them. An op with one input and no parameters is called only if dx[0] is
+     * needed. */
     double *const *dx;
     const double *w, *b; /* copies of the parameters; NULL where the node has none */
     double *dw, *db;
     void *kept; /* op_row.keeps: written by forward if `training`, read by backward */
-    /* The model's own; for ops that look at the whole batch. */
+    /* The model's running statistics and batch counter, for ops that use the whole batch. */
     float *running_mean, *running_var;
     int64_t *batches;
     const struct backend_batch *batch; /* of these N samples */
@@ -37,8 +39,8 @@ typedef struct op_call {
 /* Neither allocates, blocks nor fails. */
 typedef void op_run(const op_call *o);
 
-/* Checks a node's attributes and inputs, and completes its shape, of which the builder has set what
- * the caller asked for. False when the graph has failed; `what` names the layer in the message. */
+/* Checks a node's attributes and inputs, and completes its shape; the builder has set in it what
+ * its caller wants. False when the graph has failed; `what` names the layer in the message. */
 typedef bool op_shape(graph *g, const char *what, graph_node *n, const int *x, int count);
 
 typedef struct op_row {
@@ -50,7 +52,8 @@ typedef struct op_row {
     /* Backward reads the inputs' values. It never reads the result's. */
     bool reads_inputs;
     bool whole_batch; /* a sample's result depends on the other samples of the batch */
-    /* Bytes that forward keeps for backward, of N samples; at a multiple of 8 bytes. NULL: none. */
+    /* Bytes that forward keeps for backward for N samples, which begin at a multiple of 8 bytes.
+     * NULL: none. */
     size_t (*keeps)(const graph_node *n, int N);
     op_run *forward, *backward; /* kernels/reference */
 } op_row;

@@ -1,8 +1,9 @@
-/* optim.h: what turns gradients into new parameters. PyTorch's formulas (torch.optim, version 2).
+/* optim.h: the optimizers, which turn gradients into new parameters. PyTorch's formulas
+ * (torch.optim, version 2).
  *
- * Everything runs over the one parameter block, gaps included: a gap has weight and gradient 0 and
- * stays 0. No state hides here: the caller owns the block of optim_slots() * n floats and the count
- * of updates, so that both can be published, averaged and checkpointed. */
+ * An update runs over the whole parameter block, gaps included: a gap has weight and gradient 0 and
+ * stays 0. The module holds no state: the caller owns the block of optim_slots() * n floats and the
+ * count of updates, so that both can be published, averaged and checkpointed. */
 #ifndef KUBEML_OPTIM_H
 #define KUBEML_OPTIM_H
 
@@ -22,9 +23,10 @@ typedef struct optim {
     double beta1, beta2, eps;
 } optim;
 
-/* PyTorch's defaults of that kind (Adam: 0.9, 0.999, 1e-8; AdamW with weight decay 0.01). */
+/* PyTorch's defaults for that kind (Adam: 0.9, 0.999, 1e-8; AdamW with weight decay 0.01). */
 optim optim_default(optim_kind kind);
-/* Ranges: momentum and betas in [0, 1), eps > 0, Nesterov needs momentum and no dampening. */
+/* Checks the ranges: momentum and betas in [0, 1), eps > 0, Nesterov with momentum and without
+ * dampening. ERR_INVALID. */
 int optim_check(const optim *o, err *e);
 /* Floats of state for each parameter: SGD 0, with momentum 1 ("momentum_buffer"); Adam 2. */
 int optim_slots(const optim *o);
@@ -35,10 +37,11 @@ const char *optim_slot_name(const optim *o,
  * holds the slots one after the other, `state_stride` floats apart (so that a part of the block can
  * be updated by a thread of its own). Neither blocks nor fails.
  *
- * SGD    g += wd*w;  b = step == 1 ? g : momentum*b + (1-dampening)*g;  w -= lr*(nesterov ?
- * g+momentum*b : b) Adam   g += wd*w;  m += (1-beta1)(g-m);  v = beta2*v + (1-beta2)*g*g; w -=
- * lr/(1-beta1^step) * m / (sqrt(v)/sqrt(1-beta2^step) + eps) AdamW  w *= 1 - lr*wd, then Adam
- * without wd */
+ *     SGD    g += wd*w;  b = step == 1 ? g : momentum*b + (1-dampening)*g;
+ *            w -= lr*(nesterov ? g+momentum*b : b)
+ *     Adam   g += wd*w;  m += (1-beta1)(g-m);  v = beta2*v + (1-beta2)*g*g;
+ *            w -= lr/(1-beta1^step) * m / (sqrt(v)/sqrt(1-beta2^step) + eps)
+ *     AdamW  w *= 1 - lr*wd, then Adam without wd */
 void optim_update(const optim *o, double lr, int64_t step, size_t n, float *w, const float *g,
                   float *state, size_t state_stride);
 

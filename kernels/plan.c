@@ -17,8 +17,8 @@ static bool larger(const plan_item *items, int a, int b)
     return items[a].bytes > items[b].bytes || (items[a].bytes == items[b].bytes && a < b);
 }
 
-/* Insertion sort: a few hundred items, once a compile; stable by index, so that plans are
- * repeatable. */
+/* Insertion sort, for a few hundred items once in a compile. Equal sizes are ordered by index, so
+ * that plans are repeatable. */
 static void sort_by_size(const plan_item *items, int *order, int count)
 {
     for (int i = 0; i < count; i++) {

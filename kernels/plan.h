@@ -7,18 +7,18 @@
 
 enum { PLAN_ALIGN = 64 };
 
-/* In: bytes (0: not placed) and the first and last moment in which it is used, first <= last.
- * Out: offset, a multiple of PLAN_ALIGN. */
+/* In: bytes (0: not placed), and the first and last moment at which the block is used, first <=
+ * last. Out: offset, a multiple of PLAN_ALIGN. */
 typedef struct plan_item {
     size_t bytes;
     int first, last;
     size_t offset;
 } plan_item;
 
-/* Places all items; returns the bytes needed in total, or SIZE_MAX when memory for its own list is
- * gone. Greedy by size (Pisarchyk and Lee 2020, "Efficient memory management for deep neural net
- * inference", section 5.1): largest first, each at the lowest offset that is free during its whole
- * life. */
+/* Places all items. Returns the bytes needed in total, or SIZE_MAX when there is no memory for its
+ * own list. Greedy by size (Pisarchyk and Lee 2020, "Efficient memory management for deep neural
+ * net inference", section 5.1): largest first, each at the lowest offset that is free during its
+ * whole life. */
 size_t plan_assign(plan_item *items, int count);
 
 #endif

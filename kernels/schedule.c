@@ -66,8 +66,8 @@ static double cosine(const schedule *s, double base, double t)
     return s->min_lr + (base - s->min_lr) * (1 + cos(PI * t / s->epochs)) / 2;
 }
 
-/* torch's ReduceLROnPlateau.step(), replayed over the history. Epochs without a validation count
- * when the next one that has one does: nothing is judged unseen. */
+/* torch's ReduceLROnPlateau.step(), replayed over the history. Epochs without a validation count at
+ * the next epoch that has one, so that no epoch is judged unseen. */
 static double plateau(const schedule *s, double base, const double *history, size_t count)
 {
     double best = INFINITY, lr = base, threshold = s->threshold > 0 ? s->threshold : 1e-4;

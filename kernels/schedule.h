@@ -1,6 +1,6 @@
-/* schedule.h: the learning rate as a pure function of where training stands and of what it has
- * seen, so that a replaced function computes the same rate. Formulas: torch.optim.lr_scheduler's
- * closed forms. */
+/* schedule.h: the learning rate as a pure function of the position in training and of the
+ * validation losses so far, so that a replaced function computes the same rate. Formulas:
+ * torch.optim.lr_scheduler's closed forms. */
 #ifndef KUBEML_SCHEDULE_H
 #define KUBEML_SCHEDULE_H
 
@@ -44,9 +44,10 @@ typedef struct schedule_point {
     size_t history_count;
 } schedule_point;
 
-/* Wrong lengths, rates and milestones: ERR_INVALID, naming the field. */
+/* ERR_INVALID, naming the field, for wrong lengths, rates and milestones. */
 int schedule_check(const schedule *s, err *e);
-/* The learning rate there, from the job's `base` rate. Pure; never fails on a checked schedule. */
+/* The learning rate at that point, from the job's `base` rate. Pure; never fails on a checked
+ * schedule. */
 double schedule_lr(const schedule *s, double base, const schedule_point *at);
 
 #endif

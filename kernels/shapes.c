@@ -4,7 +4,7 @@
 
 #include "graph_build.h"
 
-enum { KERNEL_MAX = 1024 }; /* of one extent; also bounds stride, padding and dilation */
+enum { KERNEL_MAX = 1024 }; /* of one extent; also the limit of stride, padding and dilation */
 
 static shape image(int c, int h, int w)
 {
@@ -63,9 +63,9 @@ static bool check_window(graph *g, const char *what, window v, window h)
     return !wrong;
 }
 
-/* Positions of the window along an extent; 0 when it does not fit once. `ceil_mode` is PyTorch's: a
- * last window, which may be the only one, hangs over the end by less than a stride, when it begins
- * inside the input or its left padding. */
+/* Positions of the window along an extent; 0 when the window does not fit once. `ceil_mode` is
+ * PyTorch's: a last window, which may be the only one, hangs over the end by less than a stride,
+ * when it begins inside the input or its left padding. */
 static int window_positions(int extent, window w, bool ceil_mode)
 {
     int reach = w.dil * (w.kernel - 1) + 1, room = extent + 2 * w.pad - reach;
@@ -79,7 +79,7 @@ static int window_positions(int extent, window w, bool ceil_mode)
     return count;
 }
 
-/* Is there one position of the window at least? */
+/* Checks that the window has at least one position. */
 static bool check_positions(graph *g, const char *what, window v, window h, shape in, shape out)
 {
     if (out.h > 0 && out.w > 0)
@@ -213,7 +213,7 @@ bool shape_broadcasts(shape a, shape b)
     return shape_equal(a, b) || (a.rank == 3 && b.rank == 3 && a.c == b.c && b.h == 1 && b.w == 1);
 }
 
-/* The larger input comes first: graph_add and graph_mul see to that. */
+/* graph_add and graph_mul put the larger input first. */
 bool shape_pair(graph *g, const char *what, graph_node *n, const int *x, int count)
 {
     (void)count;

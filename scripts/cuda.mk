@@ -1,8 +1,8 @@
-# cuda.mk: the CUDA engine, an object of its own (lib/kubeml-cuda.so) that programs load when they run
-# on a machine that has a GPU, and the same sources for the host, which the tests use.
+# cuda.mk: the CUDA engine, a shared object (lib/kubeml-cuda.so) that programs load on a machine with a
+# GPU; and the same sources compiled for the host, for the tests.
 #
-# CUDA=1 builds it, CUDA=0 does not; unsaid, it is built where a toolkit is found: CUDA_HOME, what `make
-# cuda-toolkit` has fetched, the usual folder, or the distribution's nvcc.
+# CUDA=1 builds the engine, CUDA=0 does not. Without CUDA the engine is built where a toolkit is found:
+# CUDA_HOME, the toolkit of `make cuda-toolkit`, the usual folder, or the distribution's nvcc.
 
 CUDA_TOOLKIT := build/cuda-toolkit
 ifndef CUDA_HOME
@@ -11,7 +11,7 @@ CUDA_HOME    := $(firstword $(patsubst %/bin/nvcc,%,$(wildcard $(CUDA_TOOLKIT)/h
                   $(realpath $(shell command -v nvcc)) /usr/bin/nvcc)))
 endif
 NVCC         := $(CUDA_HOME)/bin/nvcc
-# What a toolkit lacks of the libraries Python's wheels may have (PyTorch brings them), by GPU_PYTHON: their folder.
+# Folders of libraries that the toolkit lacks and GPU_PYTHON's wheels have (PyTorch brings them).
 GPU_PYTHON   ?= python3
 cuda_header   = $(wildcard $(CUDA_HOME)/include/$1 /usr/include/$1 /usr/include/*/$1)
 cuda_wheel    = $(if $(call cuda_header,$2),,$(patsubst %/include/$2,%,$(wildcard $(addsuffix /include/$2,$(shell \
@@ -29,14 +29,14 @@ CUDA         ?= $(if $(SANITIZER),0,$(if $(CUDA_LACKS),0,1))
 ifeq ($(CUDA)$(if $(CUDA_LACKS),1),11)
 $(error CUDA=1, and the toolkit$(if $(CUDA_HOME), in $(CUDA_HOME)) lacks $(CUDA_LACKS): set CUDA_HOME, or run make cuda-toolkit first)
 endif
-# A100, H100 and H200, and what comes after them from PTX. Nothing before 8.0: CAPABILITY_LEAST in driver_cuda.c and nvml.c.
+# A100, H100 and H200, and later GPUs from PTX. None before 8.0: CAPABILITY_LEAST in driver_cuda.c and nvml.c.
 CUDA_ARCH    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
                 -gencode arch=compute_90,code=compute_90
-# A kernel whose registers do not suffice goes on in memory, slowly and without a word: an error here.
+# A kernel that runs out of registers spills to memory, slowly and, by default, without a warning: an error here.
 NVCCFLAGS    := -std=c++17 -O3 $(if $(filter 1,$(WERROR)),--Werror all-warnings) -Xptxas -warn-spills,-warn-lmem-usage $(CUDA_ARCH) \
                 -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
 CUDA_LIBDIRS := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib)) $(addsuffix /lib,$(CUDA_WHEELS))
-# Wheels have a library by its version's name alone. NCCL is loaded when it is wanted (driver_nccl.c), by the same run path.
+# Wheels have a library only by its versioned name. driver_nccl.c loads NCCL when it is wanted, by the same run path.
 cuda_lib      = $(or $(if $(wildcard $(addsuffix /lib$1.so,$(CUDA_LIBDIRS))),-l$1),\
                 $(addprefix -l:,$(notdir $(firstword $(wildcard $(addsuffix /lib$1.so.*,$(CUDA_LIBDIRS)))))),-l$1)
 CUDA_LIBS    := $(addprefix -L,$(CUDA_LIBDIRS)) $(addprefix -Wl$(comma)-rpath$(comma),$(realpath $(CUDA_LIBDIRS))) \
@@ -46,11 +46,11 @@ CUDA_INCLUDE := $(addprefix -isystem ,$(addsuffix /include,$(CUDA_HOME) $(CUDA_W
 SRC_cuda     := $(call src,kernels/cuda)
 SRC_cu       := $(sort $(wildcard kernels/cuda/*.cu))
 SRC_cuda_host:= $(filter-out kernels/cuda/driver_%,$(SRC_cuda))
-# What the engine needs of the rest: the kernels' own tree and a few small files. The table of ops names the reference's functions.
+# What else the engine links: the graph's files and a few small files. The table of ops names the reference's functions.
 CUDA_COMMON  := $(addprefix common/base/,err.c text.c parallel.c rng.c)
 CUDA_GRAPH   := $(addprefix kernels/,plan.c graph.c layers.c shapes.c graph_init.c optim.c) $(wildcard kernels/reference/ref_*.c)
 
-# Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_autotune.c).
+# The version of our kernels: a sum over their text, part of the key of measurements on a GPU (cuda_autotune.c).
 CUDA_VERSION := $(BUILD)/cuda_kernels_version.h
 $(CUDA_VERSION): FORCE
 	@mkdir -p $(@D)
@@ -59,13 +59,13 @@ $(CUDA_VERSION): FORCE
 EXTRA_kernels_cuda_cuda_autotune := -I$(BUILD)
 $(BUILD)/obj/kernels/cuda/cuda_autotune.o: $(CUDA_VERSION)
 
-# An engine that has been built of these sources stays where a later call finds no toolkit and was not told CUDA=0: `sudo make install`
-# has neither CUDA_HOME nor the PATH that it was built with.
+# An engine built from these sources stays where a later call finds no toolkit and has no CUDA=0: `sudo make install` has
+# neither the CUDA_HOME nor the PATH of the build.
 CUDA_ENGINE  := $(BUILD)/lib/kubeml-cuda.so
 CUDA_STAYS   := $(if $(CUDA_SAID)$(filter 1,$(CUDA)),,$(if $(wildcard $(CUDA_ENGINE)),$(if $(shell \
                 find kernels/cuda -type f -newer $(CUDA_ENGINE)),,1)))
 
-# Whose CUDA it is, 13 say, which an older driver does not run: common/contract/nvml.c. 0: the engine is not built.
+# The major version of CUDA (13, for example), which an older driver cannot run: common/contract/nvml.c. 0: no engine.
 CUDA_MAJOR   := $(or $(if $(CUDA_STAYS),$(shell cat $(BUILD)/cuda_major 2>/dev/null)),$(if $(filter 1,$(CUDA)),$(shell sed -n 's/^.define CUDART_VERSION *\([0-9]*\)[0-9]\{3\}$$/\1/p' \
                 $(firstword $(call cuda_header,cuda_runtime_api.h)))),0)
 ifneq ($(CUDA_MAJOR)$(wildcard $(BUILD)/cuda_major),0) # or an earlier build had one
@@ -82,7 +82,8 @@ cuda: $(BUILD)/lib/kubeml-cuda.so ## build the CUDA engine alone
 
 # ---- for the device --------------------------------------------------------------------------
 
-# Of which toolkit, and for which architectures. What is linked may lie elsewhere for another GPU_PYTHON: no kernel is compiled for it.
+# The toolkit and the architectures. CUDA_NOW is separate: linked libraries may move with GPU_PYTHON, without compiling kernels
+# again.
 NVCC_NOW     := $(realpath $(NVCC)) $(NVCCFLAGS)
 CUDA_NOW     := $(CUDA_INCLUDE) $(CUDA_LIBS)
 $(eval $(call says,$(BUILD)/flags-nvcc,NVCC_NOW))
@@ -98,7 +99,7 @@ $(CUDA_DRIVERS): private CPPFLAGS += $(CUDA_INCLUDE)
 $(CUDA_DRIVERS): $(BUILD)/flags-cuda
 
 CUDA_OBJECTS := $(patsubst %.cu,$(BUILD)/cuda/%.o,$(SRC_cu)) $(call obj,$(SRC_cuda))
-# Bound within itself: its copies of the graph's and the plan's functions are its own.
+# Bound within the object: it uses its own copies of the graph's and the plan's functions.
 $(BUILD)/lib/kubeml-cuda.so: $(CUDA_OBJECTS) $(call obj,$(CUDA_GRAPH) $(CUDA_COMMON))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
@@ -112,7 +113,7 @@ all: earlier-cuda
 earlier-cuda:
 	@echo "the CUDA engine of an earlier build stays: none can be built here for want of $(CUDA_LACKS) (CUDA=0 removes it)"
 else ifneq ($(wildcard $(CUDA_ENGINE)),)
-# One of an earlier build has other kernels than this one, and programs would load it.
+# An engine of an earlier build has other kernels than this build, and programs would load it.
 .PHONY: without-cuda
 all: without-cuda
 without-cuda:
@@ -120,7 +121,7 @@ without-cuda:
 	@echo "the CUDA engine of an earlier build is removed: this one is without$(if $(CUDA_LACKS),$(comma) for want of $(CUDA_LACKS))"
 endif
 
-# Before the targets that want them: what a target wants is read where it stands.
+# Before the targets that use it: make reads prerequisites where they stand.
 RACE_TESTS   := $(addprefix $(BUILD)/test/test_races_,planted kernels algorithms graph_ops)
 
 check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-errors $(BUILD)/cuda-probe-graph $(BUILD)/cuda-probe-nccl tests $(RACE_TESTS) ## compile, link and load the CUDA engine, and run its tests on the host
@@ -131,7 +132,7 @@ check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-
 	test/cuda/check_rounding $(NVCC) kernels/cuda/merge.cu kernels/cuda/optim.cu
 	+@$(MAKE) --no-print-directory check-cuda-host
 
-# Watched, a case takes several times as long as its limit was made for.
+# Under race detection a case takes several times as long as its limit allows.
 check-cuda-host: tests $(RACE_TESTS) ## what check-cuda runs on the host, which needs no toolkit
 	TEST_STRETCH=$${TEST_STRETCH:-4} BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit \
 	    $(if $(findstring thread,$(SANITIZER)),,test_cuda_) test_races_
@@ -160,7 +161,7 @@ CXX          ?= g++
 ifeq ($(origin CXX),default)
 CXX          := g++
 endif
-# -O2 with a sanitizer too: what it takes longer to compile the kernels so is saved several times as they run.
+# -O2 with a sanitizer too: the kernels' run time saves several times the longer compile time.
 SHIM_FLAGS   := -std=c++17 -O2 $(if $(SANITIZER),-g1,-g) -fno-omit-frame-pointer -ffp-contract=off -D_GNU_SOURCE -Wall -Wextra -Werror \
                 -Wno-unused-function -I. $(TEST_INCLUDES) \
                 $(if $(SANITIZER),-fsanitize=$(SANITIZER) -fno-sanitize-recover=undefined $(SEEN_AT_ACCESS))
@@ -180,14 +181,16 @@ $(BUILD)/shim/%.cc.o: %.cc $(BUILD)/flags-shim
 	@mkdir -p $(@D)
 	@echo '  CXX  $<'
 	$(Q)$(CCACHE) $(CXX) $(SHIM_FLAGS) -MMD -MP -c $< -o $@
-# The fake libraries' arithmetic is the truth that the engine's is compared with: what there is to find is in the engine.
+# The fake libraries' arithmetic goes without the sanitizer: the engine is compared with it, and errors are looked for in the
+# engine.
 $(BUILD)/shim/test/cuda/fake_driver.cc.o: SHIM_FLAGS := $(filter-out -fsanitize% -fno-sanitize%,$(SHIM_FLAGS))
 $(BUILD)/shim/kernels/backends.o: kernels/backends.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CC   $< (with the CUDA engine on the fake driver)'
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DBACKEND_CUDA_LINKED=1 -MMD -MP -c $< -o $@
 
-# Those that launch every kernel run once more with each access watched (test/cuda/races.cc); and what that finds is tested.
+# The tests that launch every kernel run once more with each access watched (test/cuda/races.cc); test_races_planted tests the
+# detection.
 RACE_OBJECTS := $(patsubst %,$(BUILD)/races/%.o,$(SRC_cu)) $(BUILD)/shim/test/cuda/races.cc.o $(filter-out %.cu.o,$(SHIM_OBJECTS))
 $(BUILD)/races/%.cu.o: %.cu $(BUILD)/flags-shim
 	@mkdir -p $(@D)
@@ -228,7 +231,7 @@ $(BUILD)/test/%: $(BUILD)/obj/test/cuda/%.o $(SHIM_OBJECTS) $(LIB_support) $(LIB
 	$(shim_link)
 	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
 
-# The programs with a function whose engine computes on the fake device: a platform on GPUs, without one.
+# The programs, with a kubeml-function whose engine computes on the fake device: a platform on GPUs, without a GPU.
 FAKEGPU      := $(BUILD)/fakegpu/bin
 $(FAKEGPU)/kubeml-function: $(call obj,$(MAIN_function)) $(SHIM_OBJECTS) $(LIB_function) $(LIB_kernels) $(LIB_common)
 	$(shim_link)
@@ -236,7 +239,7 @@ $(FAKEGPU)/kubeml-function: $(call obj,$(MAIN_function)) $(SHIM_OBJECTS) $(LIB_f
 $(FAKEGPU)/kubeml-%: $(BUILD)/bin/kubeml-%
 	@mkdir -p $(@D)
 	$(Q)ln -f $< $@ && ln -sfn ../lib $(BUILD)/fakegpu/lib
-# And what make bench-gpu runs: test/e2e/test_gpu_bench.py.
+# The program of make bench-gpu, for test/e2e/test_gpu_bench.py.
 $(BUILD)/shim/bench_gpu.o: test/gpu/bench_gpu.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CC   $< (on the shim)'

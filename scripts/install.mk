@@ -1,5 +1,5 @@
-# install.mk: what was built, to a folder of the system. Programs find each other, their objects and the SDK from their own
-# folder, so that this one has them all and the shell's path a link.
+# install.mk: installs the build to a folder of the system. Programs find each other, their objects and the SDK from their
+# own folder; so one folder has all of them, and the shell's path has a link.
 
 PREFIX       ?= /usr/local
 INSTALLED    := $(PREFIX)/lib/kubeml

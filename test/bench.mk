@@ -1,5 +1,5 @@
-# bench.mk: benchmarks against PyTorch. PyTorch comes into a virtual environment of the build folder, or
-# is the one of TORCH_PYTHON (a Python that can import torch and torchvision).
+# bench.mk: benchmarks against PyTorch. PyTorch is installed into a virtual environment in the build folder,
+# unless TORCH_PYTHON names a Python that can import torch and torchvision.
 
 TORCH_VENV   := $(BUILD)/torch
 TORCH_PYTHON ?= $(abspath $(TORCH_VENV))/bin/python

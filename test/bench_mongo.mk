@@ -1,4 +1,4 @@
-# bench_mongo.mk: reading a dataset out of MongoDB beside what the driver alone reaches. The server is
+# bench_mongo.mk: reading a dataset from MongoDB, compared with the driver alone. The server is
 # MONGODB_URI, or the tests' stand-in.
 
 EXTRA_test_bench_bench_mongo = $(MONGO_CFLAGS)

@@ -1,5 +1,5 @@
-# bench_onednn.mk: the engine's convolutions beside oneDNN's: the distribution's (libdnnl-dev, 2.x in Debian 12, which has
-# Winograd), where it is installed, and 3.x out of PyPI's wheel, in a virtual environment of the build folder.
+# bench_onednn.mk: compares the engine's convolutions with oneDNN's: with the distribution's oneDNN (libdnnl-dev, 2.x in
+# Debian 12, which has Winograd), where installed, and with 3.x from PyPI's wheel, in a virtual environment in the build folder.
 
 ONEDNN3 := $(BUILD)/onednn3
 ONEDNN  := $(if $(wildcard /usr/include/oneapi/dnnl/dnnl.h),bench_onednn) bench_onednn3

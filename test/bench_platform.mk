@@ -1,4 +1,4 @@
-# bench_platform.mk: what the platform costs beside its engine, and all benchmarks together.
+# bench_platform.mk: the platform's cost compared with its engine alone, and all benchmarks together.
 
 .PHONY: bench bench-job bench-start bench-memory bench-load bench-functions
 bench: all benches ## every benchmark, as tables with ratios; each runs, whatever bar another missed

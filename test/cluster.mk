@@ -1,4 +1,4 @@
-# cluster.mk: tests on a real Kubernetes (test/cluster/run.sh says what it needs).
+# cluster.mk: tests on a real Kubernetes (test/cluster/run.sh has the requirements).
 
 .PHONY: check-cluster bench-cluster
 check-cluster: ## tests on a real Kubernetes that is started here, or on that of KUBECONFIG (CASES="pattern ...")

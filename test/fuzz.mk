@@ -1,6 +1,6 @@
-# make fuzz: every parser of outside bytes under libFuzzer, for FUZZ_SECONDS each, from its corpus.
-# Needs clang, whose warnings are errors here as gcc's are elsewhere. What it finds new is kept in the build folder; a crash
-# stands in test/fuzz/corpus after it was minimised and mended.
+# make fuzz: runs every parser of outside bytes under libFuzzer, for FUZZ_SECONDS each, from its corpus.
+# Needs clang, whose warnings are errors here as gcc's are elsewhere. New inputs stay in the build folder. The input of a
+# crash goes, minimised, to test/fuzz/corpus once the parser is fixed.
 
 FUZZ_SECONDS ?= 10
 FUZZ_CC      ?= clang

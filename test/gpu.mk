@@ -1,9 +1,10 @@
-# gpu.mk: what needs a GPU. check-gpu and bench-gpu are built from kernels/, a few files of common/ and the CUDA toolkit alone,
-# which is fetched where the machine has none: no server library, no data. The others need the platform. PyTorch's side of the
-# benchmarks needs GPU_PYTHON to have PyTorch. Results are CSVs in GPU_OUT, named by the GPU.
+# gpu.mk: checks and benchmarks that need a GPU. check-gpu and bench-gpu are built only from kernels/, a few files of common/
+# and the CUDA toolkit, which is fetched where the machine has none: no server library, no data. The other targets need the
+# platform. PyTorch's side of the benchmarks needs a GPU_PYTHON with PyTorch. Results are CSVs in GPU_OUT, named by the GPU.
 
 GPU_OUT      ?= docs/measurements
-# GPU_SECONDS=500, where a command's time is limited: each of the four ends after so many, and goes on when called again.
+# GPU_SECONDS=500, where a command's time is limited: each of the four targets ends after 500 s, and continues when called
+# again.
 GPU_LIMIT     = $(if $(GPU_SECONDS),--seconds $(GPU_SECONDS))
 GPU_CORE     := $(call obj,$(filter-out kernels/backends.c,$(SRC_kernels)) $(CUDA_COMMON) common/base/clock.c) $(CUDA_OBJECTS) \
                 $(BUILD)/shim/kernels/backends.o
@@ -37,7 +38,7 @@ bench-paper-gpu: ## on a machine with a GPU: time to accuracy beside PyTorch DDP
 	+@$(MAKE) --no-print-directory gpu-platform
 	@BUILD=$(BUILD) $(GPU_PYTHON) test/gpu/bench_paper_gpu.py --python $(GPU_PYTHON) --out $(GPU_OUT) $(GPU_LIMIT) $(PAPER)
 
-# What they run. Needs no GPU; what is missing of a toolkit is fetched, and make looks again.
+# The programs of these targets. Building needs no GPU; a missing toolkit is fetched, and make starts again.
 .PHONY: gpu-platform
 GPU_PLATFORM := $(BUILD)/bin/kubeml-function $(patsubst %,$(BUILD)/bin/kubeml-%,controller ps builder) \
                 $(BUILD)/lib/kubeml-cuda.so $(BUILD)/lib/kubeml-redis.so
@@ -51,8 +52,8 @@ gpu-programs gpu-platform:
 	+@$(MAKE) --no-print-directory CUDA_HOME=$(CUDA_TOOLKIT)/home $@
 endif
 
-# For test/gpu/packed, on a machine that cannot build: the programs without their symbols, redis-server, and the libraries that
-# they want, other than CUDA's and libc's; with DATA=folder its MNIST, 11 MB, for bench-paper-gpu.
+# For test/gpu/packed, on a machine that cannot build: the stripped programs, redis-server, and their libraries other than
+# CUDA's and libc's; with DATA=folder also its MNIST, 11 MB, for bench-paper-gpu.
 GPU_PACK     := $(BUILD)/gpu-pack
 gpu-pack: ## what `make gpu` runs, to take to a machine with a GPU; DATA=folder: with its MNIST
 	+@$(MAKE) --no-print-directory gpu-programs gpu-platform
@@ -69,10 +70,10 @@ gpu-pack: ## what `make gpu` runs, to take to a machine with a GPU; DATA=folder:
 	@tar -C $(BUILD) -czf $(GPU_PACK).tar.gz gpu-pack && du -sh $(GPU_PACK) $(GPU_PACK).tar.gz
 	@echo "next, there, beside this tree: test/gpu/lent $(GPU_PACK).tar.gz OUT"
 
-# What cannot run without a GPU is linked at least, so that it runs when there is one.
+# Links the programs that need a GPU where there is none, so that they run when there is one.
 check-cuda: $(GPU_TESTS) $(BUILD)/gpu/bench_gpu
 
-# What counts this process's allocations counts the CUDA driver's too: those cases are left out.
+# Cases that count this process's allocations are omitted, because they would count the CUDA driver's too.
 $(BUILD)/gpu/obj/%.o: test/unit/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CC   $< (for a GPU)'

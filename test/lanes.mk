@@ -1,6 +1,6 @@
-# The kernels for AVX-512 and AVX512-BF16, and their tests, where the CPU has neither: their files are compiled for AVX2 with each
-# intrinsic done lane by lane (lanes/avx512_lanes.h), and whoever asks the CPU hears that it has them. The
-# cases are whole ones; what the compiler makes of the real intrinsics is check-avx512's.
+# The kernels for AVX-512 and AVX512-BF16, and their tests, on a CPU that has neither: their files are compiled for AVX2 with
+# each intrinsic computed lane by lane (lanes/avx512_lanes.h), and checks of the CPU report both as present. The cases are
+# complete; check-avx512 tests the compiler's code for the real intrinsics.
 LANES       := $(BUILD)/lanes
 LANES_TESTS := $(addprefix $(LANES)/test/test_,cpu_pool cpu_layers cpu_golden cpu_bf16 graph_ops)
 LANES_OBJ   := $(addprefix $(LANES)/obj/kernels/cpu/,kernels_avx512.o kernels_avx512_bf16.o cpu_isa.o)

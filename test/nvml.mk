@@ -1,4 +1,4 @@
-# nvml.mk: the NVML that tests load: machines without a GPU have none.
+# nvml.mk: a fake NVML for the tests, because machines without a GPU have no NVML.
 FAKE_NVML := $(BUILD)/testlib/fake-nvml.so
 $(FAKE_NVML): test/nvml/fake_nvml.c $(BUILD)/flags
 	@mkdir -p $(@D)

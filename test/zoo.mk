@@ -1,10 +1,10 @@
-# zoo.mk: every model of the zoo beside PyTorch's and torchvision's own: what it computes, what memory it
-# takes, how well it learns. TORCH_PYTHON as in bench.mk; it must import torchvision and safetensors too,
-# which the build folder's environment has.
+# zoo.mk: compares every model of the zoo with PyTorch's and torchvision's own: results, memory, and how well
+# it learns. TORCH_PYTHON as in bench.mk; it must also import torchvision and safetensors, which the build
+# folder's environment has.
 
 OWN_TORCH := $(if $(filter $(abspath $(TORCH_VENV))/%,$(TORCH_PYTHON)),$(TORCH_VENV)/ready-zoo)
 
-# Before anything is installed for them.
+# Checked before anything is installed for these targets.
 .PHONY: cifar10-is-named
 cifar10-is-named:
 	@test -n "$(CIFAR10)$(findstring --data,$(BENCH_ARGS))" || \
@@ -32,7 +32,7 @@ bench-drift: cifar10-is-named $(BUILD)/parity/parity $(OWN_TORCH) ## whether the
 bench-accuracy-%: cifar10-is-named all $(BUILD)/bench/bench_batches $(OWN_TORCH)
 	BUILD=$(BUILD) $(TORCH_PYTHON) test/bench/bench_accuracy.py $* $(BENCH_ARGS)
 
-# torchvision's version follows from torch's: pip finds the one that was built for it.
+# torchvision's version follows from torch's: pip finds the version built for it.
 $(TORCH_VENV)/ready-zoo: $(TORCH_VENV)/ready
 	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check safetensors torchvision \
 		"torch==$$($(TORCH_VENV)/bin/python -c 'import torch; print(torch.__version__.split("+")[0])')"

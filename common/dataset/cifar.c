@@ -17,7 +17,7 @@ bool cifar_may_be(const uint8_t *bytes, size_t len)
                         (bytes[0] < forms[1].classes[0] && bytes[1] < forms[1].classes[1]));
 }
 
-/* Where the first label that is none stands, in `bytes`; len: there is none. */
+/* The place in `bytes` of the first label that is out of range; len: all labels are in range. */
 static uint64_t find_wrong(int form, const uint8_t *bytes, size_t len, uint64_t offset)
 {
     const uint64_t record = forms[form].record;
@@ -32,7 +32,7 @@ static uint64_t find_wrong(int form, const uint8_t *bytes, size_t len, uint64_t 
 int cifar_check(unsigned *kinds, const uint8_t *bytes, size_t len, uint64_t offset, err *e)
 {
     assert(*kinds);
-    uint64_t last = 0; /* what went well for longest is what the file was meant to be */
+    uint64_t last = 0; /* the format whose first bad label is last is taken as the intended one */
     int meant = 0;
     for (int form = 0; form < FORMS; form++) {
         if (!(*kinds & 1u << form))

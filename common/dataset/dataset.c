@@ -2,14 +2,14 @@
  *
  * A chunk's value, little-endian:
  *
- *     0   magic "KMLC"        8   samples        16  XXH3 (64 bits) of all that follows the header
+ *     0   magic "KMLC"        8   samples        16  XXH3 (64 bits) of the bytes after the header
  *     4   version, 1          12  data's offset  24  zeros, to byte 32
  *     32  original index, u32 (samples)
  *     ..  labels, i32 (samples), or targets, f32 (samples, targets)
  *     ..  zeros, so that the data begin 16 bytes short of a multiple of 64
  *     ..  data, (samples, C, H, W)
  *
- * LMDB's values begin 16 bytes behind a page's begin: there the data are aligned to 64. */
+ * LMDB's values begin 16 bytes after the begin of a page, so that the data are aligned to 64. */
 #include "dataset.h"
 
 #include <assert.h>
@@ -34,7 +34,7 @@ enum {
     VERSION = 1,
     INFO_VERSION = 1,
     DATA_ALIGNMENT = 64,
-    VALUE_OFFSET = 16, /* of LMDB's values in their page */
+    VALUE_OFFSET = 16, /* of a value in LMDB's page */
 };
 
 /* ---- info ---------------------------------------------------------------------------------- */
@@ -107,7 +107,7 @@ json_t *dataset_info_json(const dataset_info *info)
         std, "min", min, "max", max);
 }
 
-/* One float per channel; `*out` is the caller's to free. */
+/* Reads one float per channel; the caller frees *out. */
 static int parse_floats(const json_t *array, uint32_t count, float **out, err *e)
 {
     if (json_array_size(array) != count)
@@ -238,7 +238,7 @@ int dataset_delete(store *s, const char *name, err *e)
     if (get_record(s, name, &record, &version, e) != 0)
         return -1;
     int result = store_delete(s, STORE_DATASETS, name, version, e);
-    /* With its record gone the dataset is gone: chunks that cannot be removed now are orphans. */
+    /* Without its record the dataset is gone: a sweep removes chunks that cannot be removed now. */
     const char *upload = json_string_value(json_object_get(record, "upload"));
     if (result == 0 && upload)
         store_chunks_delete(s, upload, NULL);
@@ -287,7 +287,7 @@ int dataset_chunk_parse(const dataset_info *info, uint32_t samples, const void *
     chunk_header header;
     dataset_layout at;
     dataset_layout_of(info, samples, &at);
-    /* The value may be longer: a store fills short ones up. */
+    /* The value may be longer: a store may pad it. */
     if (len < at.bytes)
         return err_set(e, ERR_CORRUPT, "has %zu bytes and should have %zu", len, at.bytes);
     memcpy(&header, value, sizeof header);
@@ -317,7 +317,7 @@ int dataset_chunk_parse(const dataset_info *info, uint32_t samples, const void *
 struct dataset {
     chunk_reader *reader;
     dataset_info info;
-    uint8_t *verified[DATASET_SPLITS]; /* a flag a chunk, set and read atomically */
+    uint8_t *verified[DATASET_SPLITS]; /* (chunks): whether the checksum was checked; atomic */
 };
 
 static int read_info(dataset *d, err *e)

@@ -1,9 +1,10 @@
-/* dataset.h: what functions train on: two splits of samples in chunks of a fixed number.
+/* dataset.h: a dataset for functions to train on: two splits of samples, in chunks of a fixed
+ * number of samples.
  *
- * A dataset is immutable. Its training samples were put in a seeded random order when it was
- * uploaded (ingest.h), so that a chunk is a random sample of all; each sample's original index
- * stands beside it. Test samples keep their order. Chunk i of a split holds samples [i *
- * chunk_samples, ...), the last one what is left. A sample is uint8 or float32, (C, H, W); uint8
+ * A dataset is immutable. The upload puts the training samples in a seeded random order (ingest.h),
+ * so that a chunk is a random sample of all; each sample has its original index beside it. Test
+ * samples keep their order. Chunk i of a split holds samples [i * chunk_samples, (i + 1) *
+ * chunk_samples), the last chunk the rest. A sample is uint8 or float32, (C, H, W); a uint8 x
  * stands for x/255. */
 #ifndef KUBEML_DATASET_H
 #define KUBEML_DATASET_H
@@ -18,14 +19,14 @@
 #include "common/store/store.h"
 
 enum {
-    DATASET_CHUNK_SAMPLES = 64, /* unless told otherwise; fewer where DATASET_CHUNK_BYTES says */
+    DATASET_CHUNK_SAMPLES = 64, /* by default; fewer if they exceed DATASET_CHUNK_BYTES */
     DATASET_CHUNK_SAMPLES_MAX = 65536,
-    DATASET_CHUNK_BYTES = 8 << 20, /* what the samples of a chunk may take */
+    DATASET_CHUNK_BYTES = 8 << 20, /* the most bytes of a chunk's samples */
     DATASET_SAMPLES_MAX = 1 << 25, /* a split */
     DATASET_CHANNELS_MAX = 16384,
     DATASET_SIDE_MAX = 1 << 16, /* height or width */
     DATASET_CLASSES_MAX = 1 << 16,
-    DATASET_TARGETS_MAX = 1024, /* numbers a sample in regression */
+    DATASET_TARGETS_MAX = 1024, /* targets of a sample, in regression */
 };
 
 typedef enum dataset_split { DATASET_TRAIN, DATASET_TEST, DATASET_SPLITS } dataset_split;
@@ -47,8 +48,8 @@ typedef struct dataset_info {
     uint32_t targets; /* float32 targets a sample; 0: classification */
     uint64_t bytes;   /* of the samples alone */
     int64_t created_ms;
-    /* Per channel, of the training samples as float32 (uint8: of x/255); the info's own. Datasets
-     * of before have no min and max: NULL. */
+    /* Per channel, of the training samples as float32 (uint8: of x/255); owned by the info.
+     * Datasets of older versions have no min and max: NULL. */
     float *mean, *std, *min, *max;
 } dataset_info;
 
@@ -64,7 +65,8 @@ int dataset_info_parse(const json_t *json, dataset_info *out, err *e); /* ERR_CO
 /* ERR_NOT_FOUND: no such dataset. `version` (may be NULL) is the record's. */
 int dataset_find(store *s, const char *name, dataset_info *out, uint64_t *version, err *e);
 int dataset_locator(store *s, const dataset_info *info, char out[STORE_LOCATOR_BYTES], err *e);
-/* Open datasets stay readable. One whose description cannot be read goes too. ERR_NOT_FOUND. */
+/* Deletes a dataset, even if its description cannot be read. Open datasets stay readable.
+ * ERR_NOT_FOUND. */
 int dataset_delete(store *s, const char *name, err *e);
 
 /* ---- reading ------------------------------------------------------------------------------- */
@@ -73,49 +75,49 @@ typedef struct dataset dataset;
 
 typedef struct dataset_chunk {
     uint32_t samples;
-    const uint32_t *index; /* (samples): where each stood in the upload */
+    const uint32_t *index; /* (samples): the sample's index in the upload */
     const int32_t *labels; /* (samples); NULL for regression */
     const float *targets;  /* (samples, info->targets); NULL for classification */
     const void *data;      /* (samples, C, H, W), at least 16-byte aligned */
 } dataset_chunk;
 
-/* `locator`: from dataset_locator, or "/proc/self/fd/N" for a descriptor that was passed on.
- * Read-only. ERR_CORRUPT, ERR_UNSUPPORTED (a newer format), ERR_UNAVAILABLE. */
+/* Opens a dataset for reading. `locator`: from dataset_locator, or "/proc/self/fd/N" for a
+ * descriptor that was passed on. ERR_CORRUPT, ERR_UNSUPPORTED (a newer format), ERR_UNAVAILABLE. */
 int dataset_open(const char *locator, dataset **out, err *e);
-/* On a reader, which is the dataset's from then on, also when this fails. */
+/* Opens a dataset on a reader, and owns the reader from then on, also on error. */
 int dataset_open_on(chunk_reader *r, dataset **out, err *e);
 void dataset_close(dataset *d); /* NULL is fine */
 const dataset_info *dataset_get_info(const dataset *d);
 
-/* A view without a copy, valid until dataset_release or dataset_close. The checksum is verified at
- * the first view of a chunk: ERR_CORRUPT names split and chunk. Several threads may call. */
+/* Gives a view without a copy, valid until dataset_release or dataset_close. The first view of a
+ * chunk verifies its checksum: ERR_CORRUPT names split and chunk. Several threads may call. */
 int dataset_view(dataset *d, dataset_split split, uint32_t chunk, dataset_chunk *out, err *e);
 void dataset_release(dataset *d, dataset_split split, uint32_t chunk);
-/* These chunks will be viewed, in about this order. A store that is far away fetches them ahead of
- * the views; does not block. dataset_prefetches: is it of use here? */
+/* Announces chunks that will be viewed, in about this order: as chunk_prefetch. Does not block. */
 void dataset_prefetch(dataset *d, dataset_split split, const uint32_t *chunks, size_t count);
+/* As chunk_prefetches. */
 bool dataset_prefetches(const dataset *d);
-/* How long a file of this process becomes by viewing chunks, as chunk_reader_scratch_bytes. */
+/* As chunk_reader_scratch_bytes. */
 uint64_t dataset_scratch_bytes(const dataset *d);
-/* What its store's driver opens and dials again, as chunk_reader_reach. */
+/* As chunk_reader_reach. */
 void dataset_reach(const dataset *d, store_reach *out);
-/* Does somebody who looks at a chunk wait for a store that does not answer? As chunk_reader_waits.
- */
+/* As chunk_reader_waits. */
 bool dataset_waits(const dataset *d, char *why, size_t size);
 
 const char *dataset_split_name(dataset_split split); /* "train", "test" */
 
 /* ---- the bytes of a chunk, for the writer (ingest.c) and tests ----------------------------- */
 
-/* How long a chunk's value is, and where its parts begin. */
+/* Where the parts of a chunk's value begin, and its size. */
 typedef struct dataset_layout {
     size_t index, labels, data, bytes;
 } dataset_layout;
 
 void dataset_layout_of(const dataset_info *info, uint32_t samples, dataset_layout *out);
-/* Fills the header and the checksum around the parts that stand in `value` already. */
+/* Adds header, padding and checksum to a value that has its parts. */
 void dataset_chunk_finish(const dataset_info *info, uint32_t samples, uint8_t *value);
-/* Checks everything about a value: ERR_CORRUPT. */
+/* Checks a value, and its checksum if `verify`; `out` points into it. ERR_CORRUPT,
+ * ERR_UNSUPPORTED. */
 int dataset_chunk_parse(const dataset_info *info, uint32_t samples, const void *value, size_t len,
                         bool verify, dataset_chunk *out, err *e);
 

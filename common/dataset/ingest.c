@@ -3,8 +3,8 @@
  *     parts -> spools -> sources -> check (one pass in order: digests, NaN, mean and std)
  *                               -> write (one pass in the seeded order: chunks) -> seal -> record
  *
- * The record is what publishes. Until then the chunk set is an orphan with a living writer, and the
- * spools have no name. */
+ * The record publishes the dataset. Until then no record names the chunk set, which has a living
+ * writer, and the spools have no name. */
 #include "ingest.h"
 
 #include <assert.h>
@@ -24,11 +24,11 @@
 #include "ingest_source.h"
 
 enum {
-    BLOCK_BYTES = 1 << 20,  /* read at once in order */
+    BLOCK_BYTES = 1 << 20,  /* read at once, in a pass in order */
     REPORT_BYTES = 4 << 20, /* between two reports of progress */
     FILE_NAME_BYTES = 32,   /* of an uploaded file's name, in messages */
 };
-#define SEED_MAX ((uint64_t)1 << 53) /* what JSON's numbers keep exactly */
+#define SEED_MAX ((uint64_t)1 << 53) /* JSON's numbers are exact up to here */
 
 struct ingest {
     store *store;
@@ -39,7 +39,7 @@ struct ingest {
     uint64_t done, reported, total; /* of the present phase */
     bool failed;
     ingest_source sources[INGEST_FIELDS];
-    ingest_field from[INGEST_FIELDS]; /* the part that a field's array came in: mostly its own */
+    ingest_field from[INGEST_FIELDS]; /* the part that has a field's array, mostly its own */
     ingest_shape shapes[DATASET_SPLITS];
     dataset_info info;
     uint32_t *order;                                /* of the training samples */
@@ -58,7 +58,7 @@ static ingest_field y_of(int split)
 
 /* ---- errors and progress ------------------------------------------------------------------- */
 
-/* Names from outside may be any bytes; what is said must be text. */
+/* Names from a client may have any bytes; a message must be text. */
 static void make_printable(char *text)
 {
     for (char *p = text; *p; p++)
@@ -66,8 +66,8 @@ static void make_printable(char *text)
             *p = '?';
 }
 
-/* Puts the field and its file in front, whose name is cut where the message needs the room. An
- * upload that failed stays so. */
+/* Puts the field and its file in front of the message, cutting the file's name where the message
+ * needs the room. Marks the upload as failed, which it stays. */
 static int field_error(ingest *i, ingest_field field, err *e)
 {
     const char *file = i->file_names[i->from[field]], *name = ingest_field_name(field);
@@ -274,7 +274,7 @@ bool ingest_note(const dataset_info *info, ingest_layout layout, char out[INGEST
 
 static const char target_hint[] = "; if they are targets, not classes: --regression";
 
-/* How many numbers a sample y has: 1 for classes. */
+/* Checks the numbers of y for a sample: one class, or the targets. */
 static int check_target_shape(ingest *i, int split, err *e)
 {
     const ingest_source *y = &i->sources[y_of(split)];
@@ -297,13 +297,13 @@ static int check_target_shape(ingest *i, int split, err *e)
     return 0;
 }
 
-/* Of a sample in a chunk: its class, or its targets. */
+/* Bytes of a sample's class, or its targets, in a chunk. */
 static size_t label_bytes(const dataset_info *info)
 {
     return sizeof(int32_t) * (info->targets ? info->targets : 1);
 }
 
-/* n raw labels, the first of them sample `first`'s, to int32 classes or float32 targets. */
+/* Converts n raw labels, from sample `first` on, to int32 classes or float32 targets. */
 static int convert_labels(const ingest *i, int split, uint64_t first, size_t n, const void *raw,
                           void *out, err *e)
 {
@@ -368,8 +368,8 @@ static int check_labels(ingest *i, int split, err *e)
 
 /* ---- checking: samples --------------------------------------------------------------------- */
 
-/* Sums of a channel. uint8: exact. float32: of the differences to `shift`, the channel's first
- * value, so that a large mean costs no digits of the deviation. */
+/* Sums of a channel. uint8: exact. float32: sums of the differences to `shift`, the channel's first
+ * value, so that a large mean does not cost the deviation digits. */
 typedef struct channel_sums {
     uint64_t sum, squares;
     double shift, fsum, fsquares;
@@ -441,7 +441,7 @@ static int finish_sums(dataset_info *info, const channel_sums *sums, err *e)
         info->std[c] = (float)(sqrt(variance > 0 ? variance : 0) * scale);
         info->min[c] = (float)((double)s->min * scale);
         info->max[c] = (float)((double)s->max * scale);
-        /* Values near float32's end have squares that a double cannot hold either. */
+        /* For values near float32's limit, rounding may take the statistics beyond it. */
         if (!isfinite(info->mean[c]) || !isfinite(info->std[c]))
             return err_set(e, ERR_INVALID, "the values of channel %u are too large for statistics",
                            c);
@@ -609,15 +609,16 @@ static uint32_t chunk_samples(const ingest *i, int split, uint32_t chunk)
     return left < i->info.chunk_samples ? (uint32_t)left : i->info.chunk_samples;
 }
 
-/* Which sample stands at place `at` of the chunk. */
+/* The index of the sample at place `at` of the chunk. */
 static uint32_t sample_at(const ingest *i, int split, uint32_t chunk, uint32_t at)
 {
     uint64_t place = (uint64_t)chunk * i->info.chunk_samples + at;
     return split == DATASET_TRAIN ? i->order[place] : (uint32_t)place;
 }
 
-/* Training samples are read one by one from all over the spool: where it is not in memory the disk
- * has a chunk's to do at once, while the one before is written. */
+/* Announces the samples of the next chunk. Training samples are read one by one from all over the
+ * spool: if it is not in memory, the disk can read a chunk's samples together, while the chunk
+ * before is written. */
 static void expect_chunk(const ingest *i, int split, uint32_t chunk)
 {
     if (split != DATASET_TRAIN || chunk >= i->info.chunks[split])
@@ -702,20 +703,21 @@ static int write_all(ingest *i, chunk_writer *w, json_t *record, err *e)
     return 0;
 }
 
-/* Was a record clearly not put? After any other error it may stand there: its answer was lost. */
+/* Whether the record was certainly not put. After any other error it may be there: the reply of the
+ * store was lost. */
 static bool is_refusal(err_code code)
 {
     return code == ERR_EXISTS || code == ERR_CONFLICT || code == ERR_LIMIT || code == ERR_NOMEM;
 }
 
-/* Names the sealed chunks, and ends their writer. */
+/* Puts the record that names the sealed chunks, and ends their writer. */
 static int put_record(ingest *i, chunk_writer *w, const json_t *record, err *e)
 {
     err inner = ERR_INIT;
     if (store_put(i->store, STORE_DATASETS, i->info.name, record, STORE_NEW, NULL, &inner) == 0) {
         failpoint("ingest-published");
         chunk_release(w);
-        /* It is published: nobody can cancel any more. */
+        /* The dataset is published: the result of progress, a cancellation, is ignored. */
         if (i->options.progress)
             i->options.progress(i->options.progress_arg, INGEST_PUBLISH, 1, 1);
         return 0;
@@ -732,7 +734,7 @@ static int put_record(ingest *i, chunk_writer *w, const json_t *record, err *e)
     return -1;
 }
 
-/* About what the chunk set takes: LMDB gives each chunk whole pages. */
+/* About the size of the chunk set: LMDB gives each chunk whole pages. */
 static uint64_t bytes_hint(const ingest *i)
 {
     dataset_layout at;
@@ -771,7 +773,7 @@ static int end_parts(ingest *i, err *e)
 
 static int find_sources(ingest *i, err *e)
 {
-    /* What kubeml calls them. */
+    /* The options of the command line. */
     static const char *const option_of[INGEST_FIELDS] = {[INGEST_X_TRAIN] = "--traindata",
                                                          [INGEST_Y_TRAIN] = "--trainlabels",
                                                          [INGEST_X_TEST] = "--testdata",
@@ -803,7 +805,7 @@ int ingest_end(ingest *i, dataset_info *out, err *e)
         make_printable(e->message);
     if (result == 0 && out) {
         *out = i->info;
-        i->info.mean = i->info.std = i->info.min = i->info.max = NULL; /* the caller's now */
+        i->info.mean = i->info.std = i->info.min = i->info.max = NULL; /* the caller owns them */
     }
     ingest_abort(i);
     return result;

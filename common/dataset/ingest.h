@@ -1,15 +1,15 @@
-/* ingest.h: from uploaded files to a published dataset.
+/* ingest.h: turns uploaded files into a published dataset.
  *
- * The HTTP handler feeds the parts as they come; nothing is kept in memory but a buffer. Bytes are
- * decompressed into a nameless spool file, recognised by their content (npy, npz, IDX, each also
- * .gz, CIFAR binary; a pickle is refused with the lines that convert it) and their size is held
- * against what their header says. ingest_end checks the samples, writes the chunks and publishes
- * with one last step; before it nobody sees anything, and a process that dies leaves nothing but an
- * orphan for store_sweep.
+ * The HTTP handler feeds the parts as they come; only a buffer is in memory. Bytes are decompressed
+ * into a nameless spool file. Their content shows the format: npy, npz, IDX, each also .gz, CIFAR
+ * binary; a pickle is refused with the lines of Python that convert it. The size is compared with
+ * the size in the file's header. ingest_end checks the samples, writes the chunks and publishes the
+ * dataset in one last step. Before that step the dataset cannot be seen, and a process that dies
+ * leaves only a chunk set for store_sweep.
  *
- * Refusals (ERR_INVALID, ERR_CORRUPT for cut or damaged files, ERR_LIMIT, ERR_UNSUPPORTED for
- * formats) name the field and where it is wrong. An ingest belongs to one thread. After any error
- * only ingest_abort (or ingest_end, which frees too) is of use. */
+ * Errors name the field and the place in it: ERR_INVALID, ERR_CORRUPT for cut or damaged files,
+ * ERR_LIMIT, ERR_UNSUPPORTED for formats. An ingest belongs to one thread. After any error only
+ * ingest_abort, or ingest_end, which frees too, is of use. */
 #ifndef KUBEML_INGEST_H
 #define KUBEML_INGEST_H
 
@@ -29,27 +29,29 @@ typedef enum ingest_phase {
     INGEST_PUBLISH
 } ingest_phase;
 
-/* `done` of `total` bytes of this phase (INGEST_RECEIVE: total 0, it is not known). Called in the
- * feeding thread, at most every few MiB. Anything but 0 ends the upload with ERR_CANCELLED. */
+/* Reports `done` of `total` bytes of this phase (INGEST_RECEIVE: total is not known, 0). Called in
+ * the feeding thread, at most every few MiB. A result other than 0 ends the upload with
+ * ERR_CANCELLED. */
 typedef int (*ingest_progress)(void *arg, ingest_phase phase, uint64_t done, uint64_t total);
 
-/* uint8 (N, a, b, c): AUTO takes it for (N, H, W, C) where c is 1, 3 or 4 and a is none of them. */
+/* The layout of arrays (N, a, b, c). AUTO takes uint8 as (N, H, W, C) if c is 1, 3 or 4 and a is
+ * not; other arrays are (N, C, H, W). */
 typedef enum ingest_layout {
     INGEST_LAYOUT_AUTO,
     INGEST_LAYOUT_CHW,
     INGEST_LAYOUT_HWC
 } ingest_layout;
 
-/* By its name. ERR_INVALID. */
+/* `name`: "auto", "chw" or "hwc"; else ERR_INVALID. */
 int ingest_layout_parse(const char *name, ingest_layout *out, err *e);
 
 typedef struct ingest_options {
-    uint64_t seed;          /* of the order of the training samples; 0 is a seed like any other */
+    uint64_t seed;          /* of the order of the training samples; 0 is a seed too */
     uint32_t chunk_samples; /* 0: DATASET_CHUNK_SAMPLES */
-    bool regression;        /* y are float targets and not classes */
+    bool regression;        /* y are float targets, not classes */
     ingest_layout layout;
     uint64_t bytes_max;       /* after decompression, all parts; 0: INGEST_BYTES_MAX */
-    spool_disk *disk;         /* of all uploads; NULL: it is theirs alone. Outlives the ingest */
+    spool_disk *disk;         /* shared by all uploads; NULL: no such limit. Outlives the ingest */
     ingest_progress progress; /* may be NULL */
     void *progress_arg;
 } ingest_options;
@@ -58,30 +60,30 @@ typedef struct ingest_options {
 
 enum { INGEST_NOTE_BYTES = 160 };
 
-/* Whether AUTO took floats for (N, C, H, W) that look like (N, H, W, C), which trains as well and
- * learns less; `out` says so. */
+/* Whether AUTO took floats as (N, C, H, W) that look like (N, H, W, C): such a dataset trains
+ * without an error, but learns less. `out` gets a note for the user. */
 bool ingest_note(const dataset_info *info, ingest_layout layout, char out[INGEST_NOTE_BYTES]);
 
 typedef struct ingest ingest;
 
-/* `options` may be NULL. ERR_INVALID for the name, ERR_EXISTS when a dataset of that name is there.
- */
+/* `options` may be NULL. ERR_INVALID for a bad name or option, ERR_EXISTS if there is a dataset of
+ * that name. */
 int ingest_begin(store *s, const char *name, const ingest_options *options, ingest **out, err *e);
-/* A part begins: `field` is "x-train", "y-train", "x-test" or "y-test" (ERR_INVALID naming
- * another), `filename` (may be NULL) only shows in messages. A field comes once; CIFAR batches
- * may come as several x-train parts. */
+/* Begins a part: `field` is "x-train", "y-train", "x-test" or "y-test" (else ERR_INVALID);
+ * `filename` (may be NULL) is for messages alone. A field comes once; CIFAR batches may come as
+ * several x-train parts. */
 int ingest_part(ingest *i, const char *field, const char *filename, err *e);
-/* The part's next bytes. Parts may interleave. */
+/* Feeds the next bytes of a part. Parts may interleave. */
 int ingest_bytes(ingest *i, const char *field, const void *bytes, size_t len, err *e);
-/* A part that is a file of this machine, from its beginning to its end. */
+/* Feeds a whole part from a file of this machine. */
 int ingest_file(ingest *i, const char *field, const char *path, err *e);
-/* Checks, writes and publishes; blocks for as long as that takes (about a second per GB and phase).
- * Frees `i` in any case. ERR_EXISTS: another upload of that name was first. `out` (may be NULL) is
- * the caller's, to dataset_info_free. */
+/* Checks, writes and publishes the dataset; blocks (about a second per GB and phase). Frees `i` in
+ * any case. ERR_EXISTS: another upload of that name was first. The caller frees `out` (may be NULL)
+ * by dataset_info_free. */
 int ingest_end(ingest *i, dataset_info *out, err *e);
 void ingest_abort(ingest *i); /* NULL is fine */
 
-/* All in one, for tools and tests: paths may be NULL where a part is not given. */
+/* A whole ingest from files, for tools and tests. A path may be NULL: that part is not given. */
 typedef struct ingest_files {
     const char *x_train, *y_train, *x_test, *y_test;
 } ingest_files;

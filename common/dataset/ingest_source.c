@@ -8,7 +8,7 @@
 
 #include "cifar.h"
 
-enum { SMALL_BYTES = 256 }; /* of an element: many share a page, and reading some brings them all */
+enum { SMALL_BYTES = 256 }; /* smaller elements share pages: reading a few brings them all */
 
 static const char *const field_names[INGEST_FIELDS] = {"x-train", "y-train", "x-test", "y-test"};
 
@@ -56,7 +56,7 @@ static int array_source(spool *s, ingest_source *out, err *e)
 
 static void cifar_source(spool *s, bool labels, ingest_source *out)
 {
-    uint64_t label_bytes = spool_is_cifar_100(s) ? 2 : 1; /* the last one counts */
+    uint64_t label_bytes = spool_is_cifar_100(s) ? 2 : 1; /* the last label is used */
     uint64_t record = label_bytes + CIFAR_IMAGE_BYTES;
     *out = (ingest_source){.fd = spool_fd(s),
                            .dtype = ARRAY_U8,
@@ -69,7 +69,7 @@ static void cifar_source(spool *s, bool labels, ingest_source *out)
                            .count = spool_bytes(s) / record};
 }
 
-/* What people call the four arrays, the field's own name first; NULL-terminated. */
+/* Usual names of the four arrays, the field's own name first; NULL-terminated. */
 static const char *const own_names[INGEST_FIELDS][6] = {
     {"x_train", "x-train", "X_train", "train_images", "train_x", NULL},
     {"y_train", "y-train", "Y_train", "train_labels", "train_y", NULL},
@@ -89,7 +89,8 @@ static int find_named(const npz *z, const char *const *names)
     return -1;
 }
 
-/* The array of a field in an npz that came as that field (`own`) or as another one; -1: none. */
+/* Finds the array of a field in an npz that came as that field (`own`) or as another field; -1: it
+ * has none. */
 static int find_array(const npz *z, ingest_field field, bool same_split, bool own)
 {
     int at = find_named(z, own_names[field]);
@@ -111,7 +112,7 @@ static int no_array(const npz *z, ingest_field field, err *e)
                    own_names[field][0], is_y(field) ? "y" : "x", names);
 }
 
-/* Looks in the npz that came as field `from` for the array of `field`. 1 found, 0 not there. */
+/* Looks for the array of `field` in the npz that came as `from`. 1: found; 0: not there. */
 static int npz_source(spool *const spools[], ingest_field from, ingest_field field, const char *dir,
                       spool_quota *quota, spool **extracted, ingest_source *out, err *e)
 {
@@ -131,7 +132,7 @@ static int npz_source(spool *const spools[], ingest_field from, ingest_field fie
     return result;
 }
 
-/* Looks for `field` in what came as `from`. 1 found, 0 not there. */
+/* Looks for the array of `field` in the file that came as `from`. 1: found; 0: not there. */
 static int source_in(spool *const spools[], ingest_field from, ingest_field field, const char *dir,
                      spool_quota *quota, spool **extracted, ingest_source *out, err *e)
 {
@@ -155,7 +156,7 @@ int ingest_find_source(spool *const spools[INGEST_FIELDS], ingest_field field, c
                        spool_quota *quota, spool **extracted, ingest_source *out,
                        ingest_field *from, err *e)
 {
-    /* Its own part; the images it belongs to; the npz that may hold everything. */
+    /* The field's own part; the images of its split; the npz that may hold all arrays. */
     ingest_field places[] = {field, is_test(field) ? INGEST_X_TEST : INGEST_X_TRAIN,
                              INGEST_X_TRAIN};
     int found = 0;
@@ -234,7 +235,7 @@ void ingest_expect(const ingest_source *s, uint64_t index)
     if (s->element_bytes < SMALL_BYTES)
         return;
     posix_fadvise(s->fd, (off_t)(s->base + index * s->stride), (off_t)s->element_bytes,
-                  POSIX_FADV_WILLNEED); /* a hint: one that is not taken costs time alone */
+                  POSIX_FADV_WILLNEED); /* a hint: a failure costs only time */
 }
 
 /* (H, W, C) to (C, H, W). */

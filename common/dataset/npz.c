@@ -15,10 +15,10 @@
 
 enum {
     BLOCK_BYTES = 1 << 16,
-    END_BYTES = 22, /* the record at a zip file's end, which a comment may follow */
+    END_BYTES = 22, /* the end record of a zip file, which a comment may follow */
     COMMENT_BYTES_MAX = 65535,
-    LOCATOR_BYTES = 20, /* of a large file's record, in front of the other */
-    END64_BYTES = 56,
+    LOCATOR_BYTES = 20, /* the zip64 locator, before the end record of a large file */
+    END64_BYTES = 56,   /* the zip64 end record */
 };
 
 struct npz {
@@ -27,7 +27,8 @@ struct npz {
     char (*names)[NPZ_NAME_BYTES];
 };
 
-/* PyTorch's checkpoints are zip files too, of a pickle. */
+/* The error for a member that is no npy file. PyTorch's checkpoints are zip files too, of a
+ * pickle. */
 static int refuse_member(const char *name, err *e)
 {
     size_t len = strlen(name);
@@ -86,29 +87,29 @@ static int check_size(uint64_t entries, uint64_t bytes, err *e)
     return 0;
 }
 
-/* Of a large file: the record that `locator` tells the place of, which is before it. */
+/* Checks the zip64 end record, whose place `locator` gives; it lies before offset `before`. */
 static int check_end64(int fd, const uint8_t *locator, uint64_t before, err *e)
 {
     uint8_t end[END64_BYTES];
     uint64_t place = number(locator + 8, 8);
     if (before < END64_BYTES || place > before - END64_BYTES)
-        return 0; /* libzip will say that it is damaged, as below */
+        return 0; /* libzip reports the damage, here and below */
     if (fs_pread_all(fd, end, sizeof end, place, "npz file", e) != 0)
         return -1;
     return memcmp(end, "PK\6\6", 4) == 0 ? check_size(number(end + 32, 8), number(end + 40, 8), e)
                                          : 0;
 }
 
-/* A record that stands at `place` in the file, if its directory can lie before it. */
+/* Checks the end record at `place` in the file, if its directory can lie before it. */
 static int check_end(const uint8_t *end, uint64_t place, err *e)
 {
     uint64_t bytes = number(end + 12, 4), begin = number(end + 16, 4);
     return begin + bytes > place ? 0 : check_size(number(end + 10, 2), bytes, e);
 }
 
-/* libzip reads the whole directory when it opens a file, however long that is, so the file's end is
- * asked before how long it is. Where several places look like the end, libzip takes the one that it
- * likes best: none may say too much. */
+/* Checks the size of the directory in the file's end, because libzip reads the whole directory, of
+ * any size, when it opens a file. If several places look like an end record, libzip chooses one of
+ * them: so all of them are checked. */
 static int check_directory(int fd, err *e)
 {
     enum { TAIL = LOCATOR_BYTES + END_BYTES + COMMENT_BYTES_MAX };
@@ -133,8 +134,8 @@ static int check_directory(int fd, err *e)
     return 0;
 }
 
-/* libzip closes the file it reads: it gets a descriptor of its own, opened anew because a duplicate
- * would share the file offset. */
+/* Opens the archive on a descriptor of its own, because libzip closes the file that it reads. The
+ * descriptor is opened, not duplicated: a duplicate would share the file offset. */
 static int open_zip(npz *z, int fd, err *e)
 {
     char path[64];

@@ -1,7 +1,7 @@
 /* npz.h: numpy's archives: zip files of npy files.
  *
- * Reading needs random access: it works on a descriptor (a spool, a blob). Everything is checked by
- * libzip and, for the arrays, by the spool they are decompressed into. Errors: ERR_CORRUPT,
+ * Reading needs random access, and so a descriptor (of a spool, of a blob). libzip checks the
+ * archive, and the spool that an array is decompressed into checks the array. Errors: ERR_CORRUPT,
  * ERR_UNSUPPORTED, ERR_LIMIT. Blocks on the disk. */
 #ifndef KUBEML_NPZ_H
 #define KUBEML_NPZ_H
@@ -24,7 +24,8 @@ void npz_close(npz *z);                  /* NULL is fine */
 size_t npz_count(const npz *z);
 const char *npz_name(const npz *z, size_t i); /* without ".npy" */
 int npz_find(const npz *z, const char *name); /* -1: none */
-/* Decompresses an array into a new spool in `dir`, which is whole and of SPOOL_NPY. */
+/* Decompresses an array into a new spool in `dir`, which is complete and has format SPOOL_NPY. The
+ * caller frees it. */
 int npz_extract(npz *z, size_t i, const char *dir, spool_quota *quota, spool **out, err *e);
 
 #endif

@@ -22,7 +22,7 @@
 
 enum {
     INFLATE_BYTES = 1 << 16,
-    ROOM_BYTES = 4 << 20, /* without a length in a header: the disk must have so much more */
+    ROOM_BYTES = 4 << 20, /* keep_room: the disk must have this many more bytes */
 };
 #define CIFAR_BYTES_MAX ((uint64_t)DATASET_SAMPLES_MAX * CIFAR_100_RECORD_BYTES)
 
@@ -33,20 +33,20 @@ struct spool {
     char dir[FS_PATH_BYTES];
     spool_quota *quota;
     spool_disk *disk; /* the quota's */
-    uint64_t taken;   /* of it */
+    uint64_t taken;   /* bytes of this spool in `disk` */
     uint64_t bytes; /* in the file */
-    uint64_t room;  /* up to here the disk had it when it was asked */
+    uint64_t room;  /* the file may grow to this size until keep_room asks the disk again */
     packing packing;
-    uint8_t first[2]; /* of the file as it came, while the packing is unknown */
+    uint8_t first[2]; /* bytes that came, while the packing is unknown */
     size_t first_len;
     z_stream inflate;
     bool inflating; /* `inflate` is set up */
     bool member_ended;
     spool_format format, expected;
-    unsigned cifar; /* which of CIFAR's two it may be */
+    unsigned cifar; /* the CIFAR formats that the file may have */
     bool head_known;
     array_head head;
-    buf start; /* what came before the format was known */
+    buf start; /* the bytes that came before the format was known */
 };
 
 int spool_new(const char *dir, spool_quota *quota, spool **out, err *e)
@@ -88,7 +88,7 @@ void spool_expect(spool *s, spool_format format)
 
 /* ---- recognising --------------------------------------------------------------------------- */
 
-/* What people upload that is none of ours, by its first bytes. */
+/* Unsupported formats that people upload, by their first bytes. */
 static const struct {
     const char *bytes;
     size_t len;
@@ -103,16 +103,16 @@ static const struct {
     {"\x28\xB5\x2F\xFD", 4, "a zstd file", "unzstd it first"},
 };
 
-/* Python's pickles: protocol 2 and above begin with 0x80 and the protocol, older ones with a mark.
- */
+/* Whether the file is a Python pickle: protocols from 2 on begin with 0x80 and the protocol, older
+ * pickles with a mark. */
 static bool is_pickle(const uint8_t *p, size_t len)
 {
     return len >= 2 && ((p[0] == 0x80 && p[1] >= 2 && p[1] <= 5) ||
                         (p[0] == '(' && (p[1] == 'd' || p[1] == 'l' || p[1] == 't')));
 }
 
-/* Lines that work as they are for CIFAR's own batches, whose samples are rows; short, so that the
- * field and its file have room in front. */
+/* The lines work unchanged for CIFAR's own batches, whose samples are rows. They are short, so that
+ * the field and its file have room in front. */
 static int refuse_pickle(err *e)
 {
     return err_set(e, ERR_UNSUPPORTED,
@@ -137,7 +137,7 @@ static int refuse_other(const uint8_t *p, size_t len, err *e)
                    p[0], len > 1 ? p[1] : 0u, len > 2 ? p[2] : 0u, len > 3 ? p[3] : 0u);
 }
 
-/* How much of the disk may be taken yet. */
+/* The bytes of the disk that may still be taken. */
 static int find_room(const spool *s, uint64_t *left, err *e)
 {
     uint64_t all, kept;
@@ -150,7 +150,8 @@ static int find_room(const spool *s, uint64_t *left, err *e)
     return 0;
 }
 
-/* `taken`: what all uploads have of it, and this one `own`. Beside others it may fit later. */
+/* Checks that `more` bytes fit the limit of all uploads, which have `taken` bytes, this upload
+ * `own` of them. ERR_LIMIT: they never fit; ERR_UNAVAILABLE: they may fit after other uploads. */
 static int need_share(const spool *s, uint64_t taken, uint64_t own, uint64_t more, err *e)
 {
     const uint64_t max = s->disk->bytes_max;
@@ -168,7 +169,7 @@ static int need_share(const spool *s, uint64_t taken, uint64_t own, uint64_t mor
                    (unsigned long long)(taken - own));
 }
 
-/* Taken before it is looked at: others do so at the same time. */
+/* Takes the share, then checks it: other uploads take theirs at the same time. */
 static int take_share(spool *s, uint64_t more, err *e)
 {
     uint64_t own = s->quota->taken;
@@ -192,7 +193,8 @@ static int need_room(const spool *s, uint64_t more, err *e)
     return 0;
 }
 
-/* The same as the file grows: without a length in a header, or where others take of the disk. */
+/* Checks the room on the disk as the file grows: for a file without a length in its header, or
+ * where others use the disk too. */
 static int keep_room(spool *s, uint64_t more, err *e)
 {
     uint64_t left;
@@ -207,7 +209,8 @@ static int keep_room(spool *s, uint64_t more, err *e)
     return 0;
 }
 
-/* 1: format and header are known; 0: more bytes are needed; -1: refused. */
+/* Finds the format and reads the header. 1: both are known; 0: more bytes are needed; -1:
+ * refused. */
 static int recognise(spool *s, bool over, err *e)
 {
     const uint8_t *p = (const uint8_t *)s->start.bytes;
@@ -270,7 +273,7 @@ static int store_bytes(spool *s, const void *bytes, size_t len, err *e)
     return 0;
 }
 
-/* Decompressed bytes. */
+/* Takes decompressed bytes. */
 static int feed_plain(spool *s, const uint8_t *bytes, size_t len, err *e)
 {
     if (s->head_known)
@@ -296,7 +299,7 @@ static int feed_gzip(spool *s, const uint8_t *bytes, size_t len, err *e)
         if (s->member_ended) {
             if (z->avail_in == 0)
                 break;
-            inflateReset(z); /* a gz file may be several, one after the other */
+            inflateReset(z); /* a gz file may have several members, one after the other */
             s->member_ended = false;
         }
         z->next_out = plain;
@@ -398,7 +401,7 @@ int spool_next(spool *s, err *e)
     return 0;
 }
 
-/* ---- what it is ---------------------------------------------------------------------------- */
+/* ---- results ------------------------------------------------------------------------------- */
 
 spool_format spool_get_format(const spool *s)
 {

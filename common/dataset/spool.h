@@ -1,11 +1,12 @@
-/* spool.h: an uploaded file on its way in: decompressed, recognised and kept in a nameless file.
+/* spool.h: receives an uploaded file: decompresses it, recognises its format, and stores it in a
+ * nameless file.
  *
- * Nothing but a buffer is in memory. The format follows from the first bytes, and from its header
- * how long the file must be: one that is longer is refused where it exceeds that (which is what
- * bounds a gz bomb), one that is shorter at its end, with both numbers. A format without a length
- * (CIFAR, npz) is bounded by the samples of a split, the quota and the room on the disk. Errors:
- * ERR_CORRUPT, ERR_UNSUPPORTED, ERR_LIMIT, ERR_IO; messages do not name the field, the caller does.
- * A spool belongs to one thread. */
+ * Only a buffer is in memory. The first bytes show the format, and the format's header gives the
+ * length of the file. A longer file is refused as soon as it exceeds that length, which bounds a gz
+ * bomb; a shorter file is refused at its end, with both numbers. A format without a length (CIFAR,
+ * npz) is bounded by the samples of a split, the quota and the room on the disk. Errors:
+ * ERR_CORRUPT, ERR_UNSUPPORTED, ERR_LIMIT, ERR_UNAVAILABLE (other uploads have the disk), ERR_IO;
+ * messages do not name the field, which the caller adds. A spool belongs to one thread. */
 #ifndef KUBEML_SPOOL_H
 #define KUBEML_SPOOL_H
 
@@ -14,7 +15,7 @@
 #include "common/formats/array.h"
 
 typedef enum spool_format {
-    SPOOL_UNKNOWN, /* nothing has come yet */
+    SPOOL_UNKNOWN, /* too few bytes have come */
     SPOOL_NPY,
     SPOOL_IDX,
     SPOOL_CIFAR,
@@ -23,28 +24,28 @@ typedef enum spool_format {
 
 typedef struct spool spool;
 
-/* What all uploads of a process may have of a disk that is not theirs alone. */
+/* The limits of all uploads of a process on a disk that others use too. */
 typedef struct spool_disk {
-    uint64_t bytes_max;          /* together, at once */
-    unsigned kept_percent;       /* of the file system: it stays free */
-    atomic_uint_least64_t bytes; /* what they have */
+    uint64_t bytes_max;          /* of all uploads together, at once */
+    unsigned kept_percent;       /* of the file system, which stays free */
+    atomic_uint_least64_t bytes; /* of all uploads now */
 } spool_disk;
 
 /* Shared by the spools of an upload. */
 typedef struct spool_quota {
-    uint64_t bytes;   /* that may be written yet: what a spool writes is taken off */
+    uint64_t bytes;   /* that may still be written */
     spool_disk *disk; /* may be NULL; outlives the spools */
-    uint64_t taken;   /* of it, by this upload */
+    uint64_t taken;   /* bytes of this upload in `disk` */
 } spool_quota;
 
 int spool_new(const char *dir, spool_quota *quota, spool **out, err *e);
 void spool_free(spool *s); /* NULL is fine */
-/* Before the first bytes: any other format is refused as soon as it is recognised. */
+/* Refuses any other format as soon as it is recognised. Call before the first bytes. */
 void spool_expect(spool *s, spool_format format);
 int spool_feed(spool *s, const void *bytes, size_t len, err *e);
-/* The file is over: is it whole? May be called again after spool_next. */
+/* Ends the file, and checks that it is complete. May be called again after spool_next. */
 int spool_end(spool *s, err *e);
-/* Another file follows the first, which was CIFAR binary and whole. */
+/* Begins another file after a complete one; ERR_INVALID unless that was CIFAR binary. */
 int spool_next(spool *s, err *e);
 
 spool_format spool_get_format(const spool *s);

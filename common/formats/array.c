@@ -115,7 +115,7 @@ static double number(array_dtype dtype, bool swap, const uint8_t *in)
     }
 }
 
-/* A double beyond float32's range becomes infinite here, and is refused with the infinities. */
+/* A double beyond float32's range becomes infinite, and the caller refuses infinite values. */
 static float narrow(double value)
 {
     return fabs(value) > 0x1.fffffefffffffp127 ? (float)copysign(INFINITY, value) : (float)value;

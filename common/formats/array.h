@@ -1,4 +1,5 @@
-/* array.h: what the array formats (npy, IDX, CIFAR) say about their numbers, and conversions.
+/* array.h: the description of an array that npy, IDX and CIFAR files have in common, and
+ * conversions.
  *
  * Nothing here blocks or allocates. */
 #ifndef KUBEML_ARRAY_H
@@ -33,7 +34,7 @@ typedef enum array_dtype {
 
 typedef struct array_head {
     array_dtype dtype;
-    bool swap; /* the other byte order than this machine's */
+    bool swap; /* not this machine's byte order */
     int ndim;
     uint64_t shape[ARRAY_DIMS_MAX];
     uint64_t data_offset, data_bytes;
@@ -46,10 +47,10 @@ int array_measure(array_head *head, err *e);
 /* "uint8 (60000, 28, 28)". */
 const char *array_text(const array_head *head, char out[ARRAY_TEXT_BYTES]);
 
-/* `n` numbers to float32, rounded to nearest. `in` needs no alignment. */
+/* Converts `n` numbers to float32, rounded to nearest. `in` needs no alignment. */
 void array_to_f32(array_dtype dtype, bool swap, const void *in, float *out, size_t n);
-/* `n` numbers to class labels. Returns how many were taken: less than n where the next one is no
- * integer from 0 to `max` (then *bad is it, as a double). */
+/* Converts `n` numbers to class labels. Returns how many were converted: fewer than n if the next
+ * number is no integer from 0 to `max` (then *bad is that number, as a double). */
 size_t array_to_labels(array_dtype dtype, bool swap, const void *in, int32_t *out, size_t n,
                        int32_t max, double *bad);
 

@@ -1,4 +1,4 @@
-/* idx.h: MNIST's files: two zero bytes, a type, the number of dimensions, each dimension as a
+/* idx.h: MNIST's file format: two zero bytes, a type, the number of dimensions, each dimension as a
  * big-endian u32, and the numbers, big-endian. */
 #ifndef KUBEML_IDX_H
 #define KUBEML_IDX_H

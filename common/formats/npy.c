@@ -1,5 +1,5 @@
-/* npy.c: see npy.h. The header's dict is read by a parser of just that: no more Python than
- * strings, True, False and a tuple of numbers. */
+/* npy.c: see npy.h. The parser of the header's dict knows no more Python than strings, True, False
+ * and a tuple of numbers. */
 #include "npy.h"
 
 #include <stdio.h>

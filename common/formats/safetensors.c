@@ -1,8 +1,9 @@
 /* safetensors.c: see safetensors.h.
  *
  *     u64 length of the header, little-endian | JSON, filled up with spaces | tensors' bytes
- *     {"__metadata__": {"key": "text"}, "NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets":
- * [0, 24]}} */
+ *
+ *     {"__metadata__": {"key": "text"},
+ *      "NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}} */
 #include "safetensors.h"
 
 #include <errno.h>
@@ -91,7 +92,7 @@ static int read_at(const safetensors *s, uint64_t offset, void *out, size_t len,
 static int bad(const char *name, err *e, const char *what)
 {
     err_set(e, ERR_CORRUPT, "safetensors: tensor \"%.100s\": %s", name, what);
-    for (char *p = e ? e->message : NULL; p && *p; p++) /* a cut name may end within a character */
+    for (char *p = e ? e->message : NULL; p && *p; p++) /* a cut name may end inside a character */
         if (*p < ' ' || *p > '~')
             *p = '?';
     return -1;
@@ -165,12 +166,13 @@ static int by_offset(const void *a, const void *b)
     const safetensor *x = a, *y = b;
     if (x->offset != y->offset)
         return x->offset < y->offset ? -1 : 1;
-    if (x->bytes != y->bytes) /* an empty one stands before the one that begins there */
+    if (x->bytes != y->bytes) /* an empty tensor comes before the tensor of the same offset */
         return x->bytes < y->bytes ? -1 : 1;
     return strcmp(x->name, y->name);
 }
 
-/* In order of offset each begins where the one before ends, the last one at the end of the file. */
+/* Checks that, in order of offset, each tensor begins where the tensor before it ends, and that the
+ * last ends at the end of the file. */
 static int check_places(const safetensors *s, uint64_t data, err *e)
 {
     uint64_t at = data;
@@ -213,9 +215,9 @@ static int parse_tensors(safetensors *s, uint64_t data, err *e)
     return check_places(s, data, e);
 }
 
-/* The header's length is none: what people have from PyTorch or NumPy is named. A pickle's third
- * byte is an opcode, and a length of that size no header's; 0x80 alone may be of one that was cut.
- */
+/* The error for a header longer than the file; names the format if the file is PyTorch's or
+ * NumPy's. A pickle's third byte is an opcode, so that its length is larger than any header's; a
+ * first byte 0x80 alone may be of a safetensors file that was cut. */
 static int other_format(const uint8_t prefix[PREFIX_BYTES], uint64_t header, uint64_t there, err *e)
 {
     const char *what = NULL;
@@ -363,7 +365,7 @@ int safetensors_read(safetensors *s, const safetensor *t, uint64_t offset, void 
     return read_at(s, t->offset + offset, out, len, e);
 }
 
-/* The upper half of a float32's bits. */
+/* A bfloat16 is the upper half of a float32's bits. */
 static void bf16_to_f32(const uint8_t *in, float *out, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

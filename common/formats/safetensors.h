@@ -1,6 +1,5 @@
-/* safetensors.h: models as files: a JSON header with name, dtype, shape and place of each tensor,
- * and their bytes, little-endian, one after the other without gaps
- * (github.com/huggingface/safetensors).
+/* safetensors.h: models as files: a JSON header with name, dtype, shape and offsets of each tensor,
+ * then the tensors' bytes, little-endian, without gaps (github.com/huggingface/safetensors).
  *
  * The writer streams: tensors are declared, then their bytes are given in that order. The reader
  * checks everything before it gives out a tensor: header size, JSON depth and duplicate names,
@@ -50,7 +49,7 @@ typedef struct safetensor {
 } safetensor;
 
 enum { SAFETENSORS_SHAPE_BYTES = SAFETENSORS_DIMS_MAX * 21 + 4 };
-/* "(64, 3, 7, 7)", for messages; "()" is a scalar's. Returns `out`. */
+/* Writes "(64, 3, 7, 7)" for messages; "()" for a scalar. Returns `out`. */
 const char *safetensors_shape_text(int ndim, const uint64_t *shape,
                                    char out[SAFETENSORS_SHAPE_BYTES]);
 
@@ -58,8 +57,8 @@ const char *safetensors_shape_text(int ndim, const uint64_t *shape,
 
 typedef struct safetensors safetensors;
 
-/* Reads and checks the header. The descriptor (of a file, or of a blob: blob_fd) is borrowed and
- * used by offset alone; it stays open until safetensors_close. */
+/* Reads and checks the header. The descriptor (of a file, or of a blob: blob_fd) is borrowed until
+ * safetensors_close, and read without its file offset. */
 int safetensors_open(int fd, safetensors **out, err *e);
 /* The same for bytes in memory, borrowed until safetensors_close. */
 int safetensors_open_memory(const void *bytes, size_t len, safetensors **out, err *e);
@@ -67,15 +66,15 @@ void safetensors_close(safetensors *s); /* NULL is fine */
 size_t safetensors_count(const safetensors *s);
 const safetensor *safetensors_at(const safetensors *s, size_t i);           /* in order of offset */
 const safetensor *safetensors_find(const safetensors *s, const char *name); /* NULL: none */
-/* Of that dtype (of F32: any of floats, which safetensors_read_f32 converts) and shape; ERR_INVALID
- * with what the file has instead. */
+/* Finds a tensor of that dtype and shape; for F32 any float dtype, which safetensors_read_f32
+ * converts. ERR_INVALID with the dtype or shape that the file has. */
 int safetensors_require(const safetensors *s, const char *name, safetensors_dtype dtype, int ndim,
                         const uint64_t *shape, const safetensor **out, err *e);
 const char *safetensors_metadata(const safetensors *s, const char *key);    /* NULL: none */
 /* Bytes [offset, offset + len) of the tensor. ERR_INVALID beyond its end. */
 int safetensors_read(safetensors *s, const safetensor *t, uint64_t offset, void *out, size_t len,
                      err *e);
-/* All of a tensor of F32, F64, F16 or BF16, rounded to nearest. */
+/* Reads a whole tensor of F32, F64, F16 or BF16, rounded to nearest. */
 int safetensors_read_f32(safetensors *s, const safetensor *t, float *out, err *e);
 
 /* ---- writing ------------------------------------------------------------------------------- */
@@ -92,10 +91,11 @@ int safetensors_writer_add(safetensors_writer *w, const char *name, safetensors_
 /* Writes the header into the sink, padded with spaces so that the data begin at a multiple of 64.
  * The same declarations give the same bytes. */
 int safetensors_writer_begin(safetensors_writer *w, safetensors_sink sink, void *arg, err *e);
-/* The next bytes, in the order of the declarations, cut as the caller likes. */
+/* Gives the next bytes, in the order of the declarations, in pieces of any size. */
 int safetensors_writer_data(safetensors_writer *w, const void *bytes, size_t len, err *e);
 int safetensors_writer_end(safetensors_writer *w, err *e); /* ERR_INVALID when bytes are missing */
 
+/* A sink that writes to the blob_writer in its first argument. */
 int safetensors_blob_sink(void *blob_writer, const void *bytes, size_t len, err *e);
 
 #endif

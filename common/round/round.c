@@ -1,5 +1,5 @@
-/* round.c: see round.h. Here are the step that all events take, what every stage says with, and the
- * machine's beginning and end; round_internal.h lists the files of the stages.
+/* round.c: see round.h. Here are the step that all events take, the helpers that emit actions, and
+ * the machine's beginning and end; round_internal.h lists the files of the stages.
  *
  *            INITIALISED, LOADED            all published
  *   NEW ──► MODEL ──────────► TRAIN ──────────────────────► MERGE
@@ -12,15 +12,15 @@
  *                  │ more      │ same, fewer                  ▼
  *                  └────────  ASK  ◄────── COMMITTED ───── COMMIT ──► last epoch, goal: END
  *
- *   An elastic job goes from MODEL to GROW: of its first functions too it trains with those that
- *   can be had, one at least.
+ *   An elastic job goes from MODEL to GROW: its first epoch too begins with the functions that can
+ *   be had, at least one.
  *   From every stage: STOP, a function's own failure, a bound that is passed ──► END.
- *   SUSPEND: END as soon as the round that is in training is merged, or the epoch committed.
+ *   SUSPEND: END as soon as the round in training is merged, or the epoch is committed.
  *   Redis restarted empty: RESTORE in any stage; TRAIN and MERGE redo their round.
  *
  * Invariants
- *  1. The rows of an epoch tile each function's share: row by row, sample_begin is where the last
- *     one of that function ended, and the epoch ends when all shares are covered. So each sample
+ *  1. The rows of an epoch tile each function's share: a row's sample_begin is the sample_end of
+ *     that function's row before, and the epoch ends when all shares are covered. So each sample
  *     counts exactly once an epoch.
  *  2. A merge holds the open round's published rows in function order, at most one a function, and
  *     its divisor is the sum of their samples.
@@ -28,14 +28,15 @@
  *  4. A report counts only from the present incarnation of its function, for the open round, for
  *     the task that was sent, once.
  *  5. With on_loss recompute a round is merged only with the contribution of every function that
- *     has batches left, so that losses change no bit. With continue a lost function's batches stay
- *     where they are in its share and come in later rounds of the epoch.
- *  6. No process is given a slot in which another, not known to be dead, may still write.
+ *     has batches left, so that losses change no bit. With on_loss continue a lost function's
+ *     batches keep their place in its share and are trained in later rounds of the epoch.
+ *  6. No process gets a slot in which another process may still write. A slot is free when its
+ *     process is known to be dead (round_member.c has the exception).
  *  7. An epoch is reported, and the job succeeds, only after COMMITTED.
  *  8. Every wait has a deadline: round_deadline is never later than the first of them.
- *  9. After FINISHED nothing is done any more.
- * 10. The functions of a shared process are in one state and have one incarnation; what they
- *     published is merged, or trained again, together. */
+ *  9. After FINISHED there are no more actions.
+ * 10. The functions of a shared process are in one state and have one incarnation; their
+ *     contributions are merged, or trained again, together. */
 #include "round.h"
 
 #include <assert.h>
@@ -50,7 +51,7 @@
 
 #define BACKOFF_FIRST_MS 100
 #define BACKOFF_MOST_MS  2000
-#define PHASE_EVERY_MS   250 /* phases of short rounds are not all told */
+#define PHASE_EVERY_MS   250 /* phases of short rounds are not all reported */
 #define AWAKE_SLACK_MS   250 /* half the time between two heartbeats */
 #define SLOT_BANKS       4 /* generations of kubeml-ps until a slot is used again */
 
@@ -71,7 +72,7 @@ void round_limits_default(round_limits *l)
                         .redis_ends_max = 5};
 }
 
-/* ---- what the machine says ------------------------------------------------------------------- */
+/* ---- actions --------------------------------------------------------------------------------- */
 
 round_action *round_emit(round_machine *m, round_action_type type)
 {
@@ -95,7 +96,7 @@ static const char *const condition_names[CONDITION_COUNT] = {
     [CONDITION_STORE] = "StoreUnavailable",
 };
 
-/* `Exact` is the one that is good when it is true. */
+/* `Exact` alone is good when its status is true. */
 static void emit_condition(round_machine *m, int which)
 {
     const condition *c = &m->condition[which];
@@ -179,7 +180,7 @@ bool round_suspend_here(round_machine *m)
     return true;
 }
 
-/* No merge and no commit comes of what is under way. */
+/* Whether neither a merge nor a commit will follow from the work under way. */
 static bool idle(const round_machine *m)
 {
     if (m->stage == STAGE_MERGE || m->stage == STAGE_VALIDATE || m->stage == STAGE_COMMIT)
@@ -269,7 +270,7 @@ static void pass_time(round_machine *m)
         round_emit_restore(m);
 }
 
-/* What follows without a further event, until nothing does. */
+/* Takes the steps that need no further event. */
 static void settle(round_machine *m)
 {
     if (m->stage == STAGE_TRAIN) {
@@ -298,7 +299,7 @@ size_t round_step(round_machine *m, const round_event *event, const round_action
     *actions = m->action;
     if (m->stage == STAGE_END)
         return 0;
-    /* Stopped or starved ourselves, we have not listened: nobody is called silent for that. */
+    /* This process stood still and read nothing: no function counts as silent for that time. */
     if (m->promised_ms != INT64_MAX && event->now_ms > m->promised_ms + AWAKE_SLACK_MS)
         member_forgive(m, event->now_ms);
     if (event->now_ms > m->now_ms)
@@ -306,7 +307,7 @@ size_t round_step(round_machine *m, const round_event *event, const round_action
     take(m, &known);
     if (m->stage != STAGE_END && m->stage != STAGE_NEW) {
         pass_time(m);
-        if (event->type == ROUND_TICK) /* before it, what they have said may still be unread */
+        if (event->type == ROUND_TICK) /* before a tick, functions' frames may still be unread */
             member_time(m);
     }
     if (m->stage != STAGE_END)
@@ -465,7 +466,7 @@ size_t round_tell(round_machine *m, const round_action **actions)
         return 0;
     round_emit(m, ROUND_PHASE)->phase = m->phase;
     for (int which = 0; which < CONDITION_COUNT; which++)
-        if (m->condition[which].reason[0]) /* it was raised once */
+        if (m->condition[which].reason[0]) /* it is raised, or was */
             emit_condition(m, which);
     for (int f = 0; f < m->config.functions_max; f++)
         if (m->member[f].state == MEMBER_NEEDED && !m->member[f].tell_ms &&

@@ -1,13 +1,13 @@
-/* round_epoch.c: an epoch from its deal to its commit, and what comes after it: validation,
- * checkpoint, the next epoch or the end. See round.c for the whole machine. */
+/* round_epoch.c: an epoch from its shard plan over validation and checkpoint to its commit; then
+ * the next epoch or the end. See round.c for the whole machine. */
 #include <stdio.h>
 
 #include "round_internal.h"
 
 static void commit(round_machine *m);
 
-/* Deals epoch `epoch`; no batch of it is trained yet. False when memory is gone: the job has
- * failed. */
+/* Makes the shard plan of `epoch`, with no batch trained yet. False when memory is gone: the job
+ * has failed. */
 bool round_plan_epoch(round_machine *m, int epoch, int parallelism)
 {
     const round_config *c = &m->config;
@@ -100,7 +100,7 @@ void round_validated(round_machine *m, const round_event *event)
     b->check_loss = event->loss_sum;
 }
 
-/* Sums in function order, like everything that must give the same bits again. */
+/* Sums in function order, so that the same results give the same bits. */
 void round_sum_validation(round_machine *m)
 {
     double loss = 0;
@@ -152,7 +152,7 @@ void round_commit_failed(round_machine *m, const round_event *event)
 {
     if (m->stage != STAGE_COMMIT)
         return;
-    /* A full disk or a lost mount may come back: an hour of training is worth the wait for it. */
+    /* Retries ERR_IO too: a full disk or a lost mount may come back, and training is dear. */
     if (!err_retry_may_help(event->code) && event->code != ERR_IO) {
         round_fail(m, "CheckpointFailed", "epoch %d: %.200s", m->epoch + 1, event->message);
         return;
@@ -163,7 +163,7 @@ void round_commit_failed(round_machine *m, const round_event *event)
                    (long long)(m->config.limits.store_ms / 1000), event->message);
 }
 
-/* The epoch is durable: the end, or the next one with as many functions as there shall be. */
+/* The epoch is durable: ends the job, or begins the next epoch with its number of functions. */
 void round_after_commit(round_machine *m)
 {
     const request *r = &m->config.request;

@@ -1,5 +1,5 @@
-/* round_gather.c: how many functions an epoch has, and the wait for those that are to come, which
- * elastic jobs alone do. See round.c for the whole machine. */
+/* round_gather.c: the number of functions of an epoch, and the wait for functions that are to come,
+ * which elastic jobs alone have. See round.c for the whole machine. */
 #include <stdio.h>
 
 #include "common/base/mutation.h"
@@ -38,11 +38,11 @@ void round_gathered(round_machine *m, bool late)
     if (ready < m->parallelism)
         member_release(m, ready, true, why);
     m->parallelism = ready;
-    member_all_there(m, "Missed"); /* the epoch is trained without those that were missing */
+    member_all_there(m, "Missed"); /* the epoch is trained without the missing functions */
     round_train_epoch(m, m->next_epoch, ready);
 }
 
-/* With `value` functions from `epoch` on: those from `from` on are waited for, until `due_ms`. */
+/* Has `value` functions from `epoch` on: waits until `due_ms` for the functions from `from` on. */
 void round_gather(round_machine *m, int epoch, int from, int value, int64_t due_ms)
 {
     m->stage = STAGE_GROW;
@@ -54,8 +54,8 @@ void round_gather(round_machine *m, int epoch, int from, int value, int64_t due_
     round_gathered(m, false);
 }
 
-/* When an elastic job that nobody works for yet begins without those who have not joined: before
- * one of them is called missing. */
+/* When an elastic job begins without the functions that have not joined: before the first of them
+ * would count as missing, which fails the job. */
 int64_t round_begin_due(const round_machine *m)
 {
     int64_t wait = m->config.limits.function_wait_ms, due = m->now_ms + wait;
@@ -65,7 +65,7 @@ int64_t round_begin_due(const round_machine *m)
     return due;
 }
 
-/* With `value` functions from now on; additional ones are waited for, but not for ever. */
+/* Has `value` functions from the next epoch on; waits for additional functions, up to a limit. */
 void round_grow(round_machine *m, int value)
 {
     value = value < 1 ? 1 : value > m->config.functions_max ? m->config.functions_max : value;
@@ -80,7 +80,7 @@ void round_grow(round_machine *m, int value)
     }
 }
 
-/* Functions from `value` on cannot be had: nobody waits for them any more. */
+/* Functions from `value` on cannot be had: the job no longer waits for them. */
 static void go_without(round_machine *m, int value)
 {
     int least = m->stage == STAGE_GROW && m->grow_from > 1 ? m->grow_from : 1;
@@ -108,7 +108,7 @@ bool round_miss(round_machine *m, int f, const char *why)
     member *b = &m->member[f];
     if (f == 0 || !MUTATE(31, begins || is_waited_for(m, f), false))
         return false;
-    b->start_failures = b->losses = b->crashes = 0; /* of another one than is asked for next */
+    b->start_failures = b->losses = b->crashes = 0; /* the next function of this index is new */
     member_release(m, f, true, why);
     go_without(m, f);
     return true;

@@ -7,12 +7,12 @@
  *       └─────────────────┴───────────────────────────────────────┘
  *
  * Slots: a process writes into one slot of the model store as long as it lives, and a function that
- * was lost may still live and write. So a slot is given to the next one only when the process that
- * had it is known to have ended and nothing of it waits to be merged. When the ends stay unknown
- * until all slots are used, the one left longest ago is taken: the model store checks every block
- * against its checksum, so that even then nothing half-written is merged. A shared process has one
- * slot, function 0's. A kubeml-ps that follows another one knows nothing of the functions before
- * its time: it uses another bank of slots. */
+ * was lost may still live and write. So another process gets the slot only when the process that
+ * had it is known to have ended and none of its contributions waits to be merged. If the ends stay
+ * unknown until all slots are used, the slot that was left first is taken: the model store checks
+ * every block against its checksum, so that even then no half-written block is merged. A shared
+ * process has one slot, function 0's. A new kubeml-ps does not know the functions of the kubeml-ps
+ * before: it uses another bank of slots. */
 #include <assert.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -29,7 +29,7 @@ int member_process(const round_machine *m, int f)
     return m->config.request.process == PROCESS_SHARED ? 0 : f;
 }
 
-/* Behind the last function of the process that joined as function f. */
+/* One past the last function of the process that joined as function f. */
 static int process_end(const round_machine *m, int f)
 {
     return m->config.request.process == PROCESS_SHARED ? m->config.functions_max : f + 1;
@@ -43,7 +43,7 @@ static bool slot_pending(const round_machine *m, int s)
     return false;
 }
 
-/* Nothing writes there any more and nothing in there is still to be merged. */
+/* Whether no process writes into the slot any more, and the slot holds nothing to be merged. */
 static bool slot_safe(const round_machine *m, int s)
 {
     const slot *t = &m->slot[s];
@@ -79,7 +79,7 @@ static void tell_need(round_machine *m, int f, const char *reason)
     member *b = &m->member[f];
     b->tell_ms = 0;
     if (member_process(m, f) != f)
-        return; /* in a process that is needed already */
+        return; /* it lives in a process that was asked for */
     round_action *a = round_emit(m, ROUND_NEED);
     a->function = f;
     a->incarnation = b->incarnation;
@@ -103,7 +103,7 @@ void member_need(round_machine *m, int f, const char *reason)
     tell_need(m, f, reason);
 }
 
-/* Nobody was told that it is needed. */
+/* Whether the controller was not asked for the function yet. */
 static bool is_untold(const member *b)
 {
     return b->state == MEMBER_NEEDED && b->tell_ms;
@@ -135,19 +135,20 @@ void member_release(round_machine *m, int f, bool halt, const char *why)
     b->state = MEMBER_NONE;
 }
 
-/* What a function says of its GPU, which another process may find in order. */
+/* Whether the reason is a failed GPU; another process may find the GPU in order. */
 static bool of_gpu(const char *reason)
 {
     return strcmp(reason, "GpuFailed") == 0 || strcmp(reason, "GpuMemory") == 0;
 }
 
-/* How it ended is told a moment later, if at all. */
+/* Whether the exit cause is not known yet: the pod's end, if seen, is reported a moment later. */
 static bool unexplained(const char *reason)
 {
     return strcmp(reason, "ConnectionLost") == 0;
 }
 
-/* No other try is made with that function; `reason` is that of the last one's end. */
+/* Gives the function up: the job goes on without it, or fails. `reason`: why its last process
+ * ended. */
 __attribute__((format(printf, 4, 5))) static void give_up(round_machine *m, int f,
                                                           const char *reason, const char *fmt, ...)
 {
@@ -160,7 +161,8 @@ __attribute__((format(printf, 4, 5))) static void give_up(round_machine *m, int 
         round_fail(m, of_gpu(reason) ? reason : "Crashed", "%s", why);
 }
 
-/* Code that crashes where it starts, or again and again, is bad, and no retry can help. */
+/* Gives up a function whose code crashes at the start, or repeatedly: no retry can help. False: it
+ * does not. */
 static bool is_bad_code(round_machine *m, int f, bool was_ready, const char *reason,
                         const char *message)
 {
@@ -193,7 +195,8 @@ static void give_up_starting(round_machine *m, int f, const char *reason, const 
             m->member[f].start_failures, reason, message);
 }
 
-/* It has failed to start once too often, unless the cluster turns out to have ended it. */
+/* Whether the function has failed to start too often, unless its exit cause, which is not known
+ * yet, shows that the cluster ended it. */
 static bool start_in_doubt(const round_machine *m, const member *b)
 {
     return is_untold(b) && !b->lost_ready && unexplained(b->lost_reason) &&
@@ -224,12 +227,12 @@ static void lose_one(round_machine *m, int f)
     if (b->check == TASK_SENT)
         b->check = TASK_TODO;
     if (f == 0 && m->stage == STAGE_MODEL && round_draws(m))
-        m->asked = false, m->op.due_ms = m->now_ms; /* the next one makes version 0 */
+        m->asked = false, m->op.due_ms = m->now_ms; /* the replacement makes version 0 */
     b->late = false;
     b->replacement = true;
 }
 
-/* Of functions that are there again. */
+/* Lowers FunctionLost, as all functions are there again; its message counts the losses. */
 static void say_losses(round_machine *m, const char *reason)
 {
     m->condition[CONDITION_LOST].raised = false;
@@ -246,7 +249,8 @@ static void note_loss(round_machine *m, int f, const char *message)
     text_print(m->last_loss, sizeof m->last_loss, "function %d: %.190s", f, message);
 }
 
-/* How the one that was lost ended is known a moment after its connection's end. */
+/* Reports the exit cause of a lost function, which is known a moment after the end of its
+ * connection. */
 static void tell_cause(round_machine *m, int f, const char *reason, const char *message)
 {
     char before[ROUND_REASON_BYTES];
@@ -259,9 +263,9 @@ static void tell_cause(round_machine *m, int f, const char *reason, const char *
         say_losses(m, before);
 }
 
-/* How long the next one is not asked for. How one ended is told a moment after its connection has,
- * and the next one may be of no use; of one that had started well that is the second loss: once, no
- * time is lost. A GPU that failed may be in order a little later. */
+/* How long to wait before asking for the replacement. The exit cause comes a moment after the end
+ * of the connection, and may show that a replacement is of no use. The first loss of a function
+ * that was ready costs no wait. A GPU that failed may be in order a little later. */
 static int64_t pause_of(const round_machine *m, const member *b, bool was_ready, const char *reason)
 {
     const round_limits *l = &m->config.limits;
@@ -355,8 +359,7 @@ void member_hello(round_machine *m, const round_event *event)
     a->slot = m->slot_first + b->slot;
 }
 
-/* All functions must have made the same model; the same arithmetic is only a matter of
- * exactness. */
+/* All functions must have made the same model. Other algorithms only make the job inexact. */
 static bool same_code(round_machine *m, const round_event *event)
 {
     if (m->layout[0] == '\0')
@@ -401,8 +404,8 @@ void member_ready(round_machine *m, const round_event *event)
     member_all_there(m, "Replaced");
 }
 
-/* A store that is away stops whoever looks at samples and whoever writes the checkpoint; the latter
- * says itself when it is back. */
+/* Raises or lowers StoreUnavailable. A store that is away stops functions, which read samples, and
+ * the commit, which lowers the condition itself when the store is back. */
 static void hear_of_store(round_machine *m, member *b, const round_event *event)
 {
     b->waits = event->message[0] != '\0';
@@ -444,7 +447,8 @@ bool round_dismissed(const round_machine *m, int function, int incarnation)
     return !lost && !needed;
 }
 
-/* That the cluster ended the one that was lost is known now: it counts as other losses do, once. */
+/* Whether the exit cause, known now, shows that the cluster ended the lost function: then the end
+ * counts as a loss, and no longer as a failed start. */
 static bool did_not_fail_to_start(round_machine *m, int f, const char *reason)
 {
     member *b = &m->member[f];
@@ -541,7 +545,7 @@ void member_time(round_machine *m)
             time_of(m, f);
 }
 
-/* What it has to do in this stage. */
+/* The function's task in this stage. */
 static task duty(const round_machine *m, const member *b)
 {
     return m->stage == STAGE_TRAIN ? b->task : m->stage == STAGE_VALIDATE ? b->check : TASK_NONE;
@@ -555,7 +559,7 @@ int64_t member_deadline(const round_machine *m)
         const member *b = &m->member[f];
         int64_t at = INT64_MAX;
         if (member_process(m, f) != f)
-            continue; /* its process is waited for */
+            continue; /* function 0 has the waits of the shared process */
         if (is_untold(b))
             at = b->tell_ms;
         else if (b->state == MEMBER_NEEDED)
@@ -572,8 +576,9 @@ int64_t member_deadline(const round_machine *m)
     return due;
 }
 
-/* Functions may have stood still with us: they have as long again to be heard. Once, until they
- * are: where we are always late, a silent one is found all the same. */
+/* Functions may have stood still together with this process, and get their whole wait again. The
+ * second time in a row without a heartbeat they get only the time lost: so a process that is always
+ * late still finds a silent function. */
 void member_forgive(round_machine *m, int64_t now_ms)
 {
     int64_t late_ms = now_ms - m->promised_ms;
@@ -590,7 +595,7 @@ void member_forgive(round_machine *m, int64_t now_ms)
 
 /* ---- stragglers ------------------------------------------------------------------------------ */
 
-/* The median of what those who are done needed; -1 while fewer than half are. */
+/* The median time of the functions that are done; -1 while fewer than half are. */
 static int64_t usual_ms(const round_machine *m)
 {
     int64_t took[ROUND_FUNCTIONS_MAX];

@@ -1,9 +1,10 @@
-/* round_merge.c: what was published, merged: tried again while the model store does not answer,
- * trained again where it has lost a contribution. See round.c for the whole machine. */
+/* round_merge.c: merges the published contributions. A merge is tried again while the model store
+ * does not answer; a contribution that the model store has lost is trained again. See round.c for
+ * the whole machine. */
 #include "common/base/mutation.h"
 #include "round_internal.h"
 
-#define RETRAINS_MAX 5 /* of one round, before the model store is called broken */
+#define RETRAINS_MAX 5 /* of one round; then the job fails with ModelStoreCorrupt */
 
 bool round_all_published(const round_machine *m)
 {
@@ -34,7 +35,8 @@ static bool ends_epoch(const round_machine *m)
     return true;
 }
 
-/* Its batches come later, and are trained from another version than they would have been. */
+/* The job is no longer exact: the function's batches come later, from another version of the model
+ * than without the loss. */
 static void note_left_out(round_machine *m, int function)
 {
     round_set_condition(m, CONDITION_EXACT, true, "LeftOut",
@@ -74,7 +76,7 @@ void round_begin_merge(round_machine *m)
     round_emit_merge(m);
 }
 
-/* Whether the result is that of the merge which is out. */
+/* Whether the result belongs to the merge that is out. */
 static bool merge_awaited(const round_machine *m, const round_event *event)
 {
     return m->stage == STAGE_MERGE && event->epoch == m->epoch && event->round == m->round;
@@ -103,7 +105,7 @@ void round_merged(round_machine *m, const round_event *event)
     round_train_on(m);
 }
 
-/* Contributions that the model store does not have are trained again, in the same round. */
+/* Trains again, in the same round, the contributions that the model store does not have. */
 static void retrain(round_machine *m, int function, const char *message)
 {
     if (++m->retrains > RETRAINS_MAX) {

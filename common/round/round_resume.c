@@ -1,12 +1,12 @@
-/* round_resume.c: where training begins and goes on: at version 0, at what a ledger or a checkpoint
- * says, and after a restart of Redis. See round.c for the whole machine. */
+/* round_resume.c: where training begins and goes on: at version 0, at the state of a ledger or a
+ * checkpoint, and after a restart of Redis. See round.c for the whole machine. */
 #include <stdio.h>
 #include <string.h>
 
 #include "common/base/mutation.h"
 #include "round_internal.h"
 
-/* Row by row the ledger must continue each share where it stands. */
+/* Replays the ledger; false: a row does not continue its share where the row before ended. */
 static bool replay_rows(round_machine *m, const round_resume *r)
 {
     for (size_t i = 0; i < r->count; i++) {
@@ -28,8 +28,8 @@ static bool replay_rows(round_machine *m, const round_resume *r)
     return true;
 }
 
-/* Of an epoch that is done no share goes on: an elastic job may have room for fewer functions now
- * than it had grown to then. */
+/* The parallelism to resume with. After a committed epoch no share is open, so an elastic job may
+ * have fewer functions than it had grown to, if there is room for fewer now. */
 static int resumed_parallelism(const round_machine *m, const round_resume *r)
 {
     int parallelism = r->parallelism > 0 ? r->parallelism : m->config.parallelism;
@@ -49,13 +49,13 @@ static void resume(round_machine *m, const round_resume *r)
 {
     int parallelism = resumed_parallelism(m, r);
     m->version = r->version;
-    m->committed = r->committed ? r->epoch + 1 : r->epoch; /* also where it fails here */
+    m->committed = r->committed ? r->epoch + 1 : r->epoch; /* FINISHED reports it on failure too */
     if (!is_of_job(m, r, parallelism)) {
         round_fail(m, "LedgerCorrupt", "epoch %d with %d functions is not of this job",
                    r->epoch + 1, parallelism);
         return;
     }
-    if (!r->committed) /* else it is open how many the next epoch has */
+    if (!r->committed) /* else the number of functions of the next epoch is not decided yet */
         round_need_members(m, parallelism, "Resume");
     if (!round_plan_epoch(m, r->epoch, parallelism))
         return;
@@ -78,7 +78,7 @@ static void resume(round_machine *m, const round_resume *r)
     round_after_commit(m);
 }
 
-/* Version 0 is to be made. */
+/* Begins with making version 0. */
 static void begin(round_machine *m)
 {
     m->stage = STAGE_MODEL;
@@ -121,16 +121,16 @@ void round_model_made(round_machine *m, bool by_function, const round_event *eve
 void round_load_failed(round_machine *m, const round_event *event)
 {
     retry *r = m->putting_back ? &m->back : &m->op;
-    /* What is read may be on a disk that comes back, see round_commit_failed. */
+    /* The disk that is read may come back, see round_commit_failed. */
     bool passes = err_retry_may_help(event->code) || event->code == ERR_IO;
     bool gone = event->code == ERR_NOT_FOUND || event->code == ERR_CONFLICT ||
-                event->code == ERR_CORRUPT; /* what was made is lost: it is made again */
+                event->code == ERR_CORRUPT; /* the new model is lost: it is made again */
     if (!m->putting_back && m->stage != STAGE_MODEL)
         return;
     if (!passes && (m->putting_back || !gone))
         round_fail(m, "InitFailed", "%.240s", event->message);
     else if (m->putting_back && event->code == ERR_IO && m->now_ms >= r->give_up_ms && !r->last)
-        r->due_ms = m->now_ms; /* once more, and without what cannot be read */
+        r->due_ms = m->now_ms; /* the last try, without files that cannot be read */
     else if (!retry_later(m, r))
         round_fail(m, m->putting_back ? "RedisGone" : "StoreDown", "given up after %lld s: %.200s",
                    (long long)(m->config.limits.store_ms / 1000), event->message);
@@ -144,7 +144,7 @@ bool round_paused(const round_machine *m)
     return m->redis_gone || m->putting_back;
 }
 
-/* News of a Redis that is gone is told again. */
+/* Raises RedisGone; reports it again when the message is new. */
 static void tell_redis(round_machine *m, const char *reason, const char *message)
 {
     condition *said = &m->condition[CONDITION_REDIS];
@@ -185,7 +185,7 @@ void round_redis_back(round_machine *m, const round_event *event)
 {
     m->redis_gone = false;
     if (event->empty) {
-        /* A merge that was out may be committed or lost: what was published is gone either way. */
+        /* A merge that was out may be committed or lost: the contributions are gone either way. */
         if (m->stage == STAGE_MERGE)
             m->stage = STAGE_TRAIN;
         if (m->stage == STAGE_MODEL) {
@@ -202,9 +202,9 @@ void round_redis_back(round_machine *m, const round_event *event)
     }
 }
 
-/* What is trained at this moment may come with the numbers of a round that is opened anew, of
- * another deal where the parallelism is asked for again: only another incarnation tells it from
- * that one's. */
+/* Replaces the functions that train at this moment. Their contributions would bear the number of a
+ * round that is opened again, perhaps with another shard plan; only another incarnation
+ * distinguishes the old contribution from the new. */
 static void lose_busy(round_machine *m)
 {
     for (int f = 0; f < m->config.functions_max && m->stage != STAGE_END; f++)
@@ -213,7 +213,7 @@ static void lose_busy(round_machine *m)
                         "it trains on a state that was lost");
 }
 
-/* Nobody has the model any more: the first epoch, which is not committed, is begun once more. */
+/* No copy of the model is left: begins the first epoch, which is not committed, once more. */
 static void begin_again(round_machine *m)
 {
     if (m->committed > 0) {

@@ -1,5 +1,5 @@
-/* round_train.c: the open round: what each function is to train or validate, sent to those who are
- * ready, and what they publish. See round.c for the whole machine. */
+/* round_train.c: the open round: the task of each function, sent to functions that are ready, and
+ * the contributions that they publish. See round.c for the whole machine. */
 #include <math.h>
 
 #include "common/base/mutation.h"
@@ -11,7 +11,7 @@ static bool awaits_replacement(const round_machine *m, const member *b)
            b->state != MEMBER_READY;
 }
 
-/* A round needs somebody: with everybody lost it waits for the replacements after all. */
+/* A round needs at least one function: if all are lost, it waits for the replacements after all. */
 void round_need_somebody(round_machine *m)
 {
     for (int f = 0; f < m->parallelism; f++)
@@ -22,7 +22,7 @@ void round_need_somebody(round_machine *m)
             m->member[f].task = TASK_TODO;
 }
 
-/* Opens the round: everybody who has batches left gets the next k of them. */
+/* Opens the round: each function with batches left gets the next k of them. */
 static void open_round(round_machine *m)
 {
     m->stage = STAGE_TRAIN;
@@ -47,7 +47,7 @@ static bool epoch_trained(const round_machine *m)
     return true;
 }
 
-/* After a merge, a start or a resume: the next round of the epoch, or its end. */
+/* Goes on after a merge, a start or a resume: opens the next round of the epoch, or ends it. */
 void round_train_on(round_machine *m)
 {
     if (epoch_trained(m))
@@ -61,7 +61,7 @@ static int slot_of(const round_machine *m, int f)
     return m->slot_first + m->member[member_process(m, f)].slot;
 }
 
-/* It has something to do from now on. */
+/* Starts the function's clocks: it has work from now on. */
 static void begin_work(round_machine *m, int f)
 {
     m->member[f].sent_ms = m->now_ms;
@@ -98,7 +98,7 @@ bool round_draws(const round_machine *m)
     return !m->config.request.init[0] || m->config.request.init_without[0];
 }
 
-/* Version 0: function 0 makes it, or kubeml-ps loads it once a function told the layout. */
+/* Version 0: function 0 makes it, or kubeml-ps loads it once a function has sent the layout. */
 static void send_model(round_machine *m)
 {
     bool fresh = round_draws(m);
@@ -119,7 +119,7 @@ static void send_model(round_machine *m)
     m->member[f].progress_ms = m->now_ms;
 }
 
-/* Sends what is to do to those who are ready. */
+/* Sends open tasks to the functions that are ready. */
 void round_dispatch(round_machine *m)
 {
     if (round_paused(m))
@@ -151,7 +151,7 @@ void round_published(round_machine *m, const round_event *event)
     if (event->sample_begin != begin || event->sample_end != end || event->samples != end - begin ||
         event->batches != b->batch_count) {
         if (m->rolled_back)
-            return; /* of the same round, before an older state was put back */
+            return; /* of the same round, before an older state was restored */
         round_fail(m, "Protocol",
                    "function %d reports samples %llu to %llu of its share instead of %llu to %llu",
                    event->function, (unsigned long long)event->sample_begin,

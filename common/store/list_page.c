@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { LOOK_AHEAD = 64 }; /* records read at once: they may be large */
+enum { LOOK_AHEAD = 64 }; /* records read at once; few, because records may be large */
 
 static int add_records(const store_page *records, list_page *p, list_show show, void *context,
                        json_t *out)

@@ -1,6 +1,6 @@
 /* list_page.h: a collection's records as a JSON array, a page at a time.
  *
- * The pages are no snapshot: a record that is put meanwhile is on one of them or on none. */
+ * The pages are no snapshot: a record that is put meanwhile is on one page or on none. */
 #ifndef KUBEML_LIST_PAGE_H
 #define KUBEML_LIST_PAGE_H
 
@@ -13,15 +13,15 @@ enum {
 
 typedef struct list_page {
     size_t limit, count, bytes;
-    char after[STORE_KEY_BYTES]; /* the key that was looked at last; "": none */
+    char after[STORE_KEY_BYTES]; /* the last key that list_add has read; "": none */
     bool more;
 } list_page;
 
-/* A record as the reader sees it, a new reference; NULL: the record is left out. */
+/* Returns a record as the client sees it, a new reference; NULL: the record is skipped. */
 typedef json_t *(*list_show)(void *context, const char *key, json_t *record);
 
-/* Appends records of a collection to `out`, from where the page stands, until the page is full.
- * `show` NULL: as they are. ERR_NOMEM, and store_list's. */
+/* Appends to `out` the records of a collection after p->after, until the page is full or the
+ * records end. `show` NULL: the records are not changed. ERR_NOMEM, and store_list's. */
 int list_add(store *s, const char *collection, list_page *p, list_show show, void *context,
              json_t *out, err *e);
 

@@ -6,8 +6,8 @@
 #include "common/base/cleanup.h"
 #include "common/base/failpoint.h"
 
-/* The job may run, and end between two looks: then its final model takes the place of its
- * checkpoints. Or it was resumed, and a checkpoint takes that of the final model. */
+/* A job may end between the two reads of a look: then its final model replaces its checkpoints. A
+ * job may also be resumed: then a checkpoint replaces the final model. */
 enum { LOOKS = 2 };
 
 static int find_newest(store *s, const char *job, char name[STORE_KEY_BYTES], err *e)
@@ -24,7 +24,7 @@ static int find_newest(store *s, const char *job, char name[STORE_KEY_BYTES], er
     return 0;
 }
 
-/* Opens it too, where `out` is not NULL. */
+/* Looks for the blob; opens it if `out` is not NULL. */
 static int look_up(store *s, const char *name, blob **out, err *e)
 {
     return out ? store_blob_open(s, name, out, e) : store_blob_find(s, name, NULL, e);

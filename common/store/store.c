@@ -1,4 +1,4 @@
-/* store.c: what all stores share: names, JSON, pages. See store.h. */
+/* store.c: the part that all stores share: names, JSON, pages. See store.h. */
 #include "store.h"
 
 #include <dlfcn.h>
@@ -11,9 +11,8 @@
 #include "common/base/jsontext.h"
 #include "store_driver.h"
 
-/* MongoDB's driver is an object of its own, in lib beside the program's folder: libmongoc and what
- * it brings along would be memory in every program, and is loaded by those whose locator asks for
- * it. */
+/* MongoDB's driver is a shared object in lib, beside the program's folder, loaded only for a
+ * locator that asks for it: libmongoc and its libraries would cost memory in every program. */
 static const struct scheme {
     const char *name;
     const store_driver *driver; /* NULL: in `object` */
@@ -24,7 +23,7 @@ static const struct scheme {
     {"mongodb+srv:", NULL, "kubeml-mongo.so"},
 };
 
-/* What the program brings itself: store_add_driver. */
+/* The driver of store_add_driver. */
 static const store_driver *added;
 
 void store_add_driver(const store_driver *driver)
@@ -57,7 +56,7 @@ static const store_driver *load_driver(const struct scheme *s, err *e)
         err_set(e, ERR_UNSUPPORTED, "store %s is not in this build: %s", s->name, dlerror());
         return NULL;
     }
-    /* POSIX has a function's address fit an object pointer. */
+    /* On POSIX a function's address fits an object pointer. */
     union {
         void *symbol;
         store_driver_find find;
@@ -68,8 +67,8 @@ static const store_driver *load_driver(const struct scheme *s, err *e)
     return driver;
 }
 
-/* `rest` is what follows the scheme. NULL and `e` set: there is no such scheme, or no driver. The
- * error names no more than the scheme: a password may follow it. */
+/* Finds the driver; *rest: the locator after the scheme. NULL and `e` set: there is no such scheme,
+ * or no driver. The error names the scheme alone, because a password may follow it. */
 static const store_driver *driver_of(const char *locator, const char **rest, err *e)
 {
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
@@ -153,7 +152,8 @@ static bool is_plain(char c)
            c == '_' || c == '-';
 }
 
-/* Segments of plain characters, none empty or beginning with a dot, between slashes. */
+/* Whether the key is segments of plain characters between slashes, none empty or beginning with a
+ * dot. */
 static bool is_key(const char *key)
 {
     bool at_start = true;
@@ -176,7 +176,7 @@ static int check_key(const char *kind, const char *key, err *e)
     return 0;
 }
 
-/* A prefix may end anywhere, also behind a slash. */
+/* A prefix may end anywhere, also after a slash. */
 static int check_prefix(const char *prefix, err *e)
 {
     if (prefix && strlen(prefix) >= STORE_KEY_BYTES)
@@ -518,7 +518,7 @@ int store_chunks_locator(store *s, const char *id, char out[STORE_LOCATOR_BYTES]
     return s->driver->chunks_locator(s, id, out, e);
 }
 
-/* ---- who may read and write ---------------------------------------------------------------- */
+/* ---- users --------------------------------------------------------------------------------- */
 
 int store_locator(store *s, store_use use, char out[STORE_LOCATOR_BYTES], err *e)
 {
@@ -614,7 +614,7 @@ static int add_upload(void *context, const char *key, json_t *value, err *e)
     store_ids *ids = context;
     const char *upload = json_string_value(json_object_get(value, "upload"));
     if (!upload || strlen(upload) >= STORE_ID_BYTES)
-        return 0; /* no set has such a name */
+        return 0; /* no chunk set has such an id */
     if (ids->count == ids->room) {
         size_t room = ids->room ? 2 * ids->room : 64;
         void *grown = realloc(ids->at, room * sizeof *ids->at);

@@ -1,7 +1,7 @@
-/* store_driver.h: what an implementation of store.h gives. For store_*.c alone.
+/* store_driver.h: the functions of an implementation of store.h. For store_*.c alone.
  *
- * store.c checks names, versions' meaning stays here; it turns JSON into text and back. The
- * handles' first member is the one declared here; the rest is the driver's own. */
+ * store.c checks names, and turns JSON into text and back. A driver gives versions their meaning. A
+ * driver's handles begin with the struct declared here; the rest is the driver's own. */
 #ifndef KUBEML_STORE_DRIVER_H
 #define KUBEML_STORE_DRIVER_H
 
@@ -11,7 +11,7 @@ typedef struct store_driver store_driver;
 
 struct store {
     const store_driver *driver;
-    char locator[STORE_LOCATOR_BYTES]; /* as it was opened; store.c's, no driver looks at it */
+    char locator[STORE_LOCATOR_BYTES]; /* as opened; for store.c alone, not for drivers */
 };
 struct blob_writer {
     store *store;
@@ -27,15 +27,15 @@ struct chunk_reader {
     const store_driver *driver;
 };
 
-/* Called for each record of a list, in order; `text` is only good during the call. No call into the
- * store from here: a read transaction may be open. */
+/* Called for each record of a list, in order; `text` is borrowed for the call. Must not call the
+ * store: a read transaction may be open. */
 typedef int (*store_each)(void *arg, const char *key, const char *text, size_t len,
                           uint64_t version, err *e);
 
 struct store_driver {
     const char *scheme; /* with the colon */
 
-    /* `rest`: the locator behind the scheme. Blocks on the disk. */
+    /* `rest`: the locator after the scheme. Blocks on the disk. NULL on error. */
     store *(*open)(const char *rest, err *e);
     void (*close)(store *s);
     int (*ping)(store *s, err *e);
@@ -48,7 +48,7 @@ struct store_driver {
     int (*get)(store *s, const char *collection, const char *key, buf *out, uint64_t *version,
                err *e);
     int (*remove)(store *s, const char *collection, const char *key, uint64_t expected, err *e);
-    /* A page ends at `limit` records, and behind the one whose text reaches STORE_LIST_BYTES. */
+    /* A page ends at `limit` records, or after the record whose text reaches STORE_LIST_BYTES. */
     int (*list)(store *s, const char *collection, const char *prefix, const char *after,
                 size_t limit, store_each each, void *arg, bool *more, err *e);
 
@@ -56,7 +56,7 @@ struct store_driver {
     int (*blob_write)(blob_writer *w, const void *bytes, size_t len, err *e);
     int (*blob_commit)(blob_writer *w, bool over, err *e);
     void (*blob_abort)(blob_writer *w);
-    /* NULL: an open costs as little */
+    /* may be NULL: store.c opens the blob instead, which costs as little */
     int (*blob_find)(store *s, const char *name, uint64_t *bytes, err *e);
     int (*blob_open)(store *s, const char *name, blob **out, err *e);
     void (*blob_close)(blob *b);
@@ -81,7 +81,7 @@ struct store_driver {
     int (*revoke)(store *s, const char *locator, err *e);
     int (*revoke_others)(store *s, const char *const *kept, size_t count, size_t *revoked, err *e);
 
-    /* `rest`: behind the scheme; all of it for a path. */
+    /* `rest`: the locator after the scheme, or a whole path. */
     int (*reader_open)(const char *rest, chunk_reader **out, err *e);
     void (*reader_close)(chunk_reader *r);
     int (*reader_view)(chunk_reader *r, uint32_t split, uint32_t index, const void **bytes,
@@ -99,26 +99,28 @@ struct store_driver {
 
 extern const store_driver store_lmdb;
 
-/* One implementation more, which the program itself brings: tests have a store in memory. It is
- * found by its scheme, after the others. For before the first store is opened. */
+/* Adds one more implementation, which is part of the program: tests have a store in memory. store.c
+ * looks for its scheme after the others. Call before the first store is opened. */
 void store_add_driver(const store_driver *driver);
 
-/* What a driver in a shared object of its own exports (store.c names the objects). NULL when `size`
- * is not its sizeof(store_driver): then the two were built from different versions. */
+/* The function that a driver in a shared object of its own exports (store.c names the objects). It
+ * returns NULL if `size` is not its sizeof(store_driver): then the object and the program were
+ * built from different versions. */
 #define STORE_DRIVER_SYMBOL "kubeml_store_driver"
 typedef const store_driver *(*store_driver_find)(const char *scheme, size_t size);
 
-/* The ids of the chunk sets that datasets' records name, sorted. For sweeping: of a set whose lock
- * was taken before, it is the last word. Reads all records. */
+/* The ids of the chunk sets that datasets' records name, sorted. A sweep that holds the lock of a
+ * set reads them after taking the lock: then no record can name the set later. */
 typedef struct store_ids {
     char (*at)[STORE_ID_BYTES];
     size_t count, room;
 } store_ids;
 
+/* Reads all records of the datasets. */
 int store_named_chunks(store *s, store_ids *out, err *e);
 bool store_ids_have(const store_ids *ids, const char *id);
 void store_ids_free(store_ids *ids);
-/* A fresh id of 16 hex digits. */
+/* A new random id of 16 hex digits. */
 void store_new_id(char out[STORE_ID_BYTES]);
 
 #endif

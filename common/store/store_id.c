@@ -1,4 +1,4 @@
-/* store_id.c: names for what is written to a store and has none yet. See store_driver.h. */
+/* store_id.c: random ids for uploads and users. See store_driver.h. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 void store_new_id(char out[STORE_ID_BYTES])
 {
-    /* Not a draw of the training's chance, which rng.h keeps repeatable: an id must not repeat. */
+    /* The system's randomness, not rng.h, whose numbers a job can repeat: an id must not repeat. */
     uint64_t bits;
     while (getrandom(&bits, sizeof bits, 0) != (ssize_t)sizeof bits)
         assert(errno == EINTR);

@@ -1,20 +1,23 @@
 /* store_lmdb.c: the LMDB store's environment and records. See store.h and store_lmdb.h.
  *
  * Invariants:
- * 1. One environment a folder and process, whatever the number of handles: LMDB's file locks belong
- * to the process, and closing a second environment would let go of the first one's.
- * 2. Every transaction is inside one function and under `map` taken for reading; the map is
- * resized, and a broken environment reopened, under `map` taken for writing: never beneath a
- * transaction.
- * 3. The map grows by doubling when a write finds it full; others see it at their next transaction
- *    (MDB_MAP_RESIZED) and adopt the size.
- * 4. A writer takes its turn (store_lmdb_writer.h), which has a deadline, before `map` and before
- * LMDB's lock, which has none.
- * 5. A record's version is the count of all writes, so that a deleted and rewritten record never
- * has an old version again.
+ *  1. There is one environment for a folder and process, whatever the number of handles: LMDB's
+ * file
+ *     locks belong to the process, and closing a second environment would release the first's.
+ *  2. Every transaction is inside one function and under `map` taken for reading. The map is
+ * resized,
+ *     and a broken environment reopened, under `map` taken for writing: never under a transaction.
+ *  3. The map doubles when a write finds it full; other processes see this at their next
+ * transaction
+ *     (MDB_MAP_RESIZED) and adopt the size.
+ *  4. A writer takes the writers' lock (store_lmdb_writer.h), which has a deadline, before `map`
+ * and
+ *     before LMDB's lock, which has no deadline.
+ *  5. A record's version is the count of all writes, so that a deleted and rewritten record never
+ *     has an old version again.
  *
  * A record's key is collection NUL key; its value is the version (8 bytes, this machine's order)
- * and the text. The write counter stands under a single NUL, which no collection is. */
+ * and the text. The write counter is under a single NUL, which is no collection's name. */
 #include "store_lmdb.h"
 
 #include <assert.h>
@@ -36,12 +39,13 @@
 #include "store_lmdb_writer.h"
 
 enum {
-    /* a write is milliseconds; a disk that syncs for others may take seconds */
+    /* wait for the writers' lock: a write takes milliseconds, or seconds on a disk that syncs for
+     * others */
     TURN_MS = 5000,
     MAP_BYTES = 64 << 20, /* at first */
     MAP_BYTES_MIN = 1 << 16,
     READERS_MAX = 1024,
-    TRIES_MAX = 64, /* of one operation, each after a growth or a cleared reader table */
+    TRIES_MAX = 64, /* of one operation, each after the map has grown or readers were cleared */
 };
 #define MAP_BYTES_MAX ((size_t)1 << 40)
 
@@ -59,7 +63,7 @@ typedef struct lmdb_records {
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER; /* guards open_records and users */
 static lmdb_records *open_records;
 
-/* LMDB calls a write that came out short an I/O error; the usual cause is a full disk. */
+/* LMDB reports a short write as EIO; the usual cause is a full disk. */
 static int cause_of(int status, const char *path)
 {
     uint64_t left;
@@ -161,7 +165,7 @@ static int open_env(lmdb_records *r, size_t map_bytes, err *e)
     return 0;
 }
 
-/* Beside DIR/records.mdb: DIR/records.writer. */
+/* Opens DIR/records.writer, beside DIR/records.mdb. */
 static lmdb_writer *open_writer(const char *records, err *e)
 {
     char path[FS_PATH_BYTES];
@@ -230,7 +234,8 @@ static int adopt_map(lmdb_records *r)
     return mdb_env_set_mapsize(r->env, 0);
 }
 
-/* Twice the larger of our size and what others made it: ours is on disk only after a commit. */
+/* Doubles the larger of this process's size and the size on disk, which another process may have
+ * grown: this process's size is on disk only after a commit. */
 static int grow_map(lmdb_records *r)
 {
     MDB_envinfo ours, adopted;
@@ -259,7 +264,7 @@ static int clear_readers(lmdb_records *r)
     return status != 0 ? status : dead > 0 ? 0 : MDB_READERS_FULL;
 }
 
-/* What to do about a status that a second try may cure. 0: try again; else -1 and `e` set. */
+/* Repairs the cause of a status that a second try may cure. 0: try again; else -1 and `e` set. */
 static int recover(lmdb_records *r, int status, const char *what, err *e)
 {
     int result;
@@ -277,7 +282,7 @@ static int recover(lmdb_records *r, int status, const char *what, err *e)
     return result;
 }
 
-/* An operation inside one transaction. Returns LMDB's status; `refused` tells that `e` is set and
+/* An operation inside one transaction. Returns LMDB's status. Sets *refused where `e` is set and
  * the transaction must not be committed. */
 typedef int (*operation)(MDB_txn *txn, MDB_dbi dbi, void *arg, bool *refused, err *e);
 
@@ -319,7 +324,7 @@ static int run_until_done(lmdb_records *r, bool write, operation op, void *arg, 
 static int run(store *s, bool write, operation op, void *arg, const char *what, err *e)
 {
     lmdb_records *r = ((lmdb_store *)s)->records;
-    assert(r->pid == getpid()); /* a forked child opens the store anew */
+    assert(r->pid == getpid()); /* a forked child opens the store itself */
     if (!write)
         return run_until_done(r, false, op, arg, what, e);
     if (lmdb_writer_lock(r->writer, clock_deadline_ms(TURN_MS), e) != 0)
@@ -351,11 +356,11 @@ static void record_key(record_op *op)
 
 static MDB_val val(const void *bytes, size_t len)
 {
-    /* LMDB's type serves input and output alike; it never writes through an input. */
+    /* LMDB has one type for input and output; it never writes through an input. */
     return (MDB_val){len, (void *)(uintptr_t)bytes};
 }
 
-/* The value's version and text; MDB_CORRUPTED when it is too short to have one. */
+/* Splits a value into version and text; MDB_CORRUPTED when it is too short to have a version. */
 static int split_value(const MDB_val *value, uint64_t *version, const char **text, size_t *len)
 {
     if (value->mv_size < sizeof *version)
@@ -382,8 +387,8 @@ static int next_version(MDB_txn *txn, MDB_dbi dbi, uint64_t *version)
     return mdb_put(txn, dbi, &key, &value, 0);
 }
 
-/* Holds what stands there against what is expected; MDB_NOTFOUND when there is no record and none
- * was needed. */
+/* Compares the present version with the expected one; MDB_NOTFOUND when there is no record and none
+ * was expected. */
 static int check_expected(MDB_txn *txn, MDB_dbi dbi, const record_op *op, bool *refused, err *e)
 {
     MDB_val key = val(op->full, op->full_len), value;
@@ -494,14 +499,14 @@ typedef struct list_op {
     record_op at; /* collection and prefix */
     char begin[STORE_COLLECTION_BYTES + STORE_KEY_BYTES];
     size_t begin_len;
-    bool skip_first; /* `begin` itself is not wanted */
+    bool skip_first; /* the list begins after `begin` */
     size_t limit, given, bytes;
     store_each each;
     void *arg;
     bool more;
 } list_op;
 
-/* One record of the list: MDB_NOTFOUND behind the last one. */
+/* Gives one record of the list; MDB_NOTFOUND after the last. */
 static int list_one(list_op *op, const MDB_val *key, const MDB_val *value, bool *refused, err *e)
 {
     const record_op *at = &op->at;
@@ -571,7 +576,7 @@ static int lmdb_list(store *s, const char *collection, const char *prefix, const
 
 /* ---- the store ----------------------------------------------------------------------------- */
 
-/* "DIR?map_bytes=N". */
+/* Parses "DIR?map_bytes=N"; the option may be missing. */
 static int parse_locator(const char *rest, char *dir, size_t *map_bytes, err *e)
 {
     static const char option[] = "?map_bytes=";
@@ -647,7 +652,7 @@ static int nothing_in(MDB_txn *txn, MDB_dbi dbi, void *arg, bool *refused, err *
     return mdb_stat(txn, dbi, &stat);
 }
 
-/* A store that nobody can write does not answer. */
+/* Takes the writers' lock too: a store that cannot be written does not answer. */
 static int lmdb_ping(store *s, err *e)
 {
     lmdb_writer *writer = ((lmdb_store *)s)->records->writer;

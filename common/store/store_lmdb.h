@@ -1,14 +1,14 @@
-/* store_lmdb.h: what the files of the LMDB store share. For store_lmdb*.c alone.
+/* store_lmdb.h: declarations that the files of the LMDB store share. For store_lmdb*.c alone.
  *
  *     DIR/records.mdb         all records, one environment for all processes (store_lmdb.c)
- *     DIR/records.writer      whose turn it is to write them (store_lmdb_writer.c)
+ *     DIR/records.writer      the lock for writing records (store_lmdb_writer.c)
  *     DIR/blobs/NAME          a blob, '/' written as '+' (store_lmdb_blobs.c)
  *     DIR/datasets/ID/        data.mdb, a chunk set (store_lmdb_chunks.c), and `lock`
  *     DIR/tmp/                blobs being written
  *
- * Who writes a blob or a chunk set holds a lock (flock) on its file or its `lock` until it is whole
- * and named: what can be locked by others has no living writer. The kernel lets go of it when a
- * process dies, however it dies. */
+ * The writer of a blob or chunk set holds a lock (flock) on the blob's file or the set's `lock`
+ * until the data is whole and named. If another process can take the lock, there is no living
+ * writer: the kernel releases the lock when a process dies, however it dies. */
 #ifndef KUBEML_STORE_LMDB_H
 #define KUBEML_STORE_LMDB_H
 
@@ -26,20 +26,21 @@ typedef struct lmdb_store {
 /* Sets `e` from LMDB's status; `what` is the file's path. Returns -1. */
 int lmdb_error(err *e, int status, const char *what);
 
-/* Takes the lock on an open file if nobody has it and the file still has a name: 1; else 0. */
+/* Takes the lock on an open file if it is free and the file still has a name: 1; else 0. */
 int lmdb_try_lock(int fd);
 
-/* After an error on a file or folder of the store's own: one that is not there is the store's
- * trouble (ERR_IO, which a retry may mend), and no name that nobody has. Returns -1. */
+/* After an error on one of the store's own files or folders: turns ERR_NOT_FOUND into ERR_IO (a
+ * retry may help), because the caller's name is not at fault. Returns -1. */
 int lmdb_own(err *e);
 
-/* What is made bears this before its name until its writer has the lock on it, so that no sweep
- * finds anything of a living writer without a lock. */
+/* The prefix of a new file or folder until its writer has the lock on it, so that no sweep finds
+ * data of a living writer without a lock. */
 #define LMDB_NEW ".new."
-/* Who makes something in the folder holds this open meanwhile, so that what bears LMDB_NEW while
- * nobody does is a dead writer's. A descriptor, or -1. */
+/* A descriptor that a writer holds open while it makes something in the folder, or -1. While no
+ * process holds it, names with LMDB_NEW belong to dead writers. */
 int lmdb_making(const char *folder, err *e);
-/* Removes what dead writers left there, and counts it; nothing while somebody makes something. */
+/* Removes the LMDB_NEW names of dead writers, and counts them; does nothing while a process holds
+ * lmdb_making. */
 int lmdb_sweep_left(const char *folder, size_t *removed, err *e);
 
 int lmdb_blob_begin(store *s, const char *name, blob_writer **out, err *e);

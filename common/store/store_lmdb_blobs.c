@@ -1,6 +1,6 @@
 /* store_lmdb_blobs.c: blobs of the LMDB store are files: written under tmp/, synced, then linked to
- * their name, which link(2) refuses when it is taken; or renamed to it, which takes another's
- * place. See store_lmdb.h. */
+ * their name, which link(2) refuses when there is a blob; or renamed, which replaces that blob. See
+ * store_lmdb.h. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@ typedef struct file_blob {
     char path[FS_PATH_BYTES];
 } file_blob;
 
-/* '+' is in no name, so that the way back is clear. */
+/* '+' is in no blob's name, so that collect can turn it back into '/'. */
 static void to_file_name(const char *name, char out[STORE_KEY_BYTES])
 {
     snprintf(out, STORE_KEY_BYTES, "%s", name);
@@ -46,7 +46,7 @@ static int blob_file(const store *s, const char *name, char out[FS_PATH_BYTES], 
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* A new file under tmp/ with our lock on it. */
+/* Makes a file under tmp/ and locks it. */
 static int new_locked_file(const lmdb_store *s, char path[FS_PATH_BYTES], int *fd, err *e)
 {
     char made[FS_PATH_BYTES];
@@ -59,7 +59,7 @@ static int new_locked_file(const lmdb_store *s, char path[FS_PATH_BYTES], int *f
         return lmdb_own(e);
     }
     failpoint("store-made");
-    /* link(2) refuses a name that is taken. */
+    /* link(2), not rename(2): it refuses a name that another file has. */
     if (lmdb_try_lock(*fd) &&
         fs_path(path, e, "%s/blob.%s", s->tmp_dir, made + strlen(made) - 6) == 0 &&
         link(made, path) == 0) {
@@ -126,8 +126,8 @@ int lmdb_blob_commit(blob_writer *base, bool over, err *e)
     file_writer *w = (file_writer *)base;
     int result = publish_file(w, over, e);
     if (over && result == 0)
-        *w->temporary = '\0'; /* renamed, and perhaps another's by now */
-    lmdb_blob_abort(base); /* the temporary name alone; the blob has its own by now */
+        *w->temporary = '\0'; /* renamed: another writer may have the name by now */
+    lmdb_blob_abort(base); /* removes the temporary name alone, not the blob's name */
     return result;
 }
 
@@ -238,7 +238,7 @@ static int collect(DIR *dir, const char *prefix, const char *after, blob_names *
             if (*p == '+')
                 *p = '/';
         struct stat st;
-        name[STORE_KEY_BYTES] = '\0'; /* nothing of ours is longer */
+        name[STORE_KEY_BYTES] = '\0'; /* no blob's name is longer */
         if (name[0] == '.' || strlen(name) >= STORE_KEY_BYTES ||
             strncmp(name, prefix, strlen(prefix)) != 0 || (after && strcmp(name, after) <= 0))
             continue;

@@ -1,14 +1,13 @@
-/* store_lmdb_chunks.c: a chunk set of the LMDB store is an environment of its own, a single file
- * that is only read once it is sealed. See store_lmdb.h.
+/* store_lmdb_chunks.c: a chunk set of the LMDB store is an environment of its own: a single file,
+ * which is only read once it is sealed. See store_lmdb.h.
  *
- * The writer commits every few MiB (a transaction keeps its pages in memory until then) without
- * syncing, and syncs once when it seals: nobody looks before. The map always has room for the next
- * chunk before a transaction needs it, so that none ever fails for it.
+ * The writer commits every few MiB (a transaction has its pages in memory until then) without
+ * syncing, and syncs once when it seals the set: there is no reader before. The map has room for
+ * the next chunk before a transaction needs it, so that no transaction fails with a full map.
  *
- * LMDB keeps a value longer than half a page on pages of its own, 16 bytes behind a page's begin; a
- * shorter one stands anywhere. Chunks are filled up to half of the largest page (its pages are the
- * system's, up to 32 KiB), so that each view is aligned to 16.
- */
+ * LMDB stores a value longer than half a page on pages of its own, 16 bytes after the begin of a
+ * page; a shorter value may be anywhere. LMDB's pages are the system's, up to 32 KiB. Chunks are
+ * padded to half of the largest page, so that each view is aligned to 16 bytes. */
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
@@ -26,16 +25,16 @@
 
 enum {
     BATCH_BYTES = 8 << 20, /* a transaction */
-    SPARE_BYTES = 4 << 20, /* branch pages, and what a transaction frees */
+    SPARE_BYTES = 4 << 20, /* branch pages, and pages that a transaction frees */
     ALIGNMENT = 16,
     CHUNK_BYTES_MIN = 16 << 10,
     KEY_BYTES = 8,
-    SWEPT_AT_ONCE = 64, /* each holds a descriptor meanwhile */
+    SWEPT_AT_ONCE = 64, /* sets; each needs an open descriptor */
 };
 
 static const char info_key[] = "info";
 
-/* Split and number, both big-endian: LMDB's order is the chunks'. */
+/* Split and index, both big-endian: LMDB's order of keys is the order of the chunks. */
 static void chunk_key(uint32_t split, uint32_t index, uint8_t out[KEY_BYTES])
 {
     for (int i = 0; i < 4; i++) {
@@ -67,8 +66,8 @@ static int set_dir(const store *s, const char *id, char out[FS_PATH_BYTES], err 
     return fs_path(out, e, "%s/datasets/%s", ((const lmdb_store *)s)->dir, id);
 }
 
-/* Opens the folder's lock file, making it if need be, and takes the lock. 1: ours; 0: somebody
- * else's, or the folder is gone; -1: error. */
+/* Opens the folder's lock file, making it if need be, and takes the lock. 1: locked; 0: another
+ * process has the lock, or the folder is gone; -1: error. */
 static int lock_dir(const char *dir, int *fd, err *e)
 {
     char path[FS_PATH_BYTES];
@@ -99,7 +98,8 @@ static int lock_new(env_writer *w, const char *made, err *e)
     return lmdb_own(e);
 }
 
-/* The lock is on a file in the folder, and stays on it when the folder gets its name. */
+/* Makes the set's folder under a new name, locks it, then renames it: the lock is on a file in the
+ * folder, and stays through the rename. */
 static int make_set(env_writer *w, char *id, err *e)
 {
     char datasets[FS_PATH_BYTES], made[FS_PATH_BYTES];
@@ -166,7 +166,7 @@ static int end_batch(env_writer *w)
     return status;
 }
 
-/* Sees to an open transaction and a map with room for `len` bytes more. */
+/* Makes sure of an open transaction and of a map with room for `len` more bytes. */
 static int make_room(env_writer *w, size_t len)
 {
     int status = 0;
@@ -230,7 +230,8 @@ int lmdb_chunk_seal(chunk_writer *base, err *e)
         return lmdb_error(e, status, w->path);
     mdb_env_close(w->env);
     w->env = NULL;
-    /* Readable by whoever is handed a descriptor: the folders above are closed to others. */
+    /* Readable for a process that is handed a descriptor; the folders above are closed to
+     * others. */
     if (chmod(w->path, 0444) != 0)
         return err_set_errno(e, errno, "cannot seal %s", w->path);
     cleanup_close int fd = open(w->path, O_RDONLY | O_CLOEXEC);
@@ -265,7 +266,7 @@ void lmdb_chunk_abort(chunk_writer *base)
 {
     env_writer *w = (env_writer *)base;
     if (w->lock >= 0)
-        fs_remove_tree(w->dir, NULL); /* what stays is an orphan: the next sweep takes it */
+        fs_remove_tree(w->dir, NULL); /* on error, the next sweep removes the rest */
     free_writer(w);
 }
 
@@ -298,7 +299,7 @@ typedef struct locked_sets {
     size_t count;
 } locked_sets;
 
-/* Adds the set, whose name is no longer than ids are, where its lock can be had. */
+/* Locks the set and adds it to `sets`; does nothing if another process has the lock. */
 static int lock_set(lmdb_store *s, locked_sets *sets, const char *id, err *e)
 {
     char dir[FS_PATH_BYTES];
@@ -312,7 +313,7 @@ static int lock_set(lmdb_store *s, locked_sets *sets, const char *id, err *e)
     return 0;
 }
 
-/* Of a set that is locked here. */
+/* Removes a set that this process has locked. */
 static int remove_set(lmdb_store *s, const char *id, size_t *removed, err *e)
 {
     char dir[FS_PATH_BYTES];
@@ -322,7 +323,7 @@ static int remove_set(lmdb_store *s, const char *id, size_t *removed, err *e)
         ++*removed;
         return 0;
     }
-    /* Another sweep put its lock beside what was being removed: what is left is that one's. */
+    /* Another sweep may have made its lock file in the folder meanwhile: it removes the rest. */
     cleanup_close int again = -1;
     if (lock_dir(dir, &again, NULL) != 0)
         return -1;
@@ -330,8 +331,9 @@ static int remove_set(lmdb_store *s, const char *id, size_t *removed, err *e)
     return 0;
 }
 
-/* The lock comes before the look at the records: a living writer has it until its record is
- * written, so that "nobody has the lock and no record names it" cannot become untrue any more. */
+/* Removes the locked sets that no record names. The locks are taken before the records are read: a
+ * living writer holds its lock until its record is written, so that no record can name these sets
+ * later. */
 static int sweep_locked(lmdb_store *s, locked_sets *sets, size_t *removed, err *e)
 {
     store_ids named = {0};
@@ -346,8 +348,8 @@ static int sweep_locked(lmdb_store *s, locked_sets *sets, size_t *removed, err *
     return result;
 }
 
-/* Most are named, which one look at the records tells of all: what it finds is passed over, and
- * goes with its record. */
+/* Sweeps the folder. Records name most sets, so one read of all records comes first: a set that is
+ * named then is skipped, and goes when its record is deleted. */
 static int sweep_folder(lmdb_store *s, DIR *dir, size_t *removed, err *e)
 {
     store_ids named;
@@ -366,7 +368,7 @@ static int sweep_folder(lmdb_store *s, DIR *dir, size_t *removed, err *e)
         if (result == 0 && sets->count == SWEPT_AT_ONCE)
             result = sweep_locked(s, sets, removed, e);
     }
-    err unsaid = ERR_INIT; /* the locks go in any case */
+    err unsaid = ERR_INIT; /* after an error too, sweep_locked releases the locks */
     if (sweep_locked(s, sets, removed, result == 0 ? e : &unsaid) != 0)
         result = -1;
     store_ids_free(&named);
@@ -396,7 +398,7 @@ typedef struct env_reader {
     pthread_mutex_t lock; /* guards the transaction, which is for one thread at a time */
 } env_reader;
 
-/* A file that was cut would end the process with SIGBUS where the map reaches beyond its end. */
+/* Checks the file's length: the map of a truncated file would end the process with SIGBUS. */
 static int check_length(const env_reader *r, const char *path, const struct stat *st, err *e)
 {
     MDB_envinfo info;

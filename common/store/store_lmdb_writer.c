@@ -18,9 +18,9 @@
 #include "common/base/clock.h"
 #include "common/base/fs.h"
 
-/* The file. It has its name only when all of it is filled in. */
+/* The file's content. The file gets its name when the content is complete. */
 typedef struct shared_turn {
-    char boot[FS_BOOT_BYTES]; /* an owner of another boot is gone without a trace */
+    char boot[FS_BOOT_BYTES]; /* an owner of another boot is gone, though the mutex is locked */
     pthread_mutex_t lock;
     atomic_int owner; /* for the message: the process, in its own namespace */
 } shared_turn;
@@ -45,9 +45,9 @@ static int init_lock(pthread_mutex_t *lock)
     return status;
 }
 
-/* Of two that do this at once the last one's file stays, and whoever mapped the other's waits at
- * LMDB's lock instead: programs start one after the other, and it is only the deadline that is
- * lost. */
+/* Makes the file. If two processes do so at once, the last file stays, and processes that mapped
+ * the other file wait at LMDB's lock instead: only the deadline is lost, and programs start one
+ * after the other. */
 static int make_file(const char *path, const char *boot, err *e)
 {
     shared_turn turn;
@@ -59,7 +59,7 @@ static int make_file(const char *path, const char *boot, err *e)
     return fs_write_file(path, &turn, sizeof turn, 0600, e);
 }
 
-/* Maps the file as it is. 1: there is none, or another boot's or version's. */
+/* Maps the file. 1: there is no file, or it is of another boot or version. */
 static int map_file(lmdb_writer *w, const char *boot, err *e)
 {
     cleanup_close int fd = open(w->path, O_RDWR | O_CLOEXEC);
@@ -110,8 +110,8 @@ void lmdb_writer_close(lmdb_writer *w)
 }
 
 #if defined __SANITIZE_THREAD__
-/* Older runtimes of ThreadSanitizer do not see pthread_mutex_clocklock, and then take the unlock
- * for wrong. */
+/* Older runtimes of ThreadSanitizer do not see pthread_mutex_clocklock, and report the unlock as an
+ * error. */
 static int lock_until(pthread_mutex_t *lock, int64_t deadline_ms)
 {
     int status;
@@ -133,7 +133,7 @@ static int lock_until(pthread_mutex_t *lock, int64_t deadline_ms)
 int lmdb_writer_lock(lmdb_writer *w, int64_t deadline_ms, err *e)
 {
     int status = lock_until(&w->shared->lock, deadline_ms);
-    if (status == EOWNERDEAD) /* LMDB takes back what it had not committed */
+    if (status == EOWNERDEAD) /* LMDB drops the dead process's uncommitted writes */
         status = pthread_mutex_consistent(&w->shared->lock);
     if (status == ETIMEDOUT)
         return err_set(e, ERR_UNAVAILABLE,

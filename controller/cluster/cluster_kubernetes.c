@@ -393,7 +393,7 @@ static const json_t *owner_of_job(kube *k, const char *job, int64_t deadline_ms)
     }
     k->job_owner = owner_in(list);
     snprintf(k->job_known, sizeof k->job_known, "%s", job);
-    k->job_known_ms = clock_deadline_ms(JOB_MANAGER_KNOWN_MS);
+    k->job_known_ms = clock_deadline_ms(JOB_OWNER_KNOWN_MS);
     return k->job_owner;
 }
 
@@ -438,7 +438,7 @@ static bool living_uid(kube *k, const char *name, char uid[KUBE_UID_BYTES])
     return living;
 }
 
-static companion_objects beside_of(kube *k, const char *job, const char *name, const char *uid)
+static companion_objects companion_objects_of(kube *k, const char *job, const char *name, const char *uid)
 {
     return (companion_objects){.client = k->calls,
                                .templates = &k->templates,
@@ -446,7 +446,7 @@ static companion_objects beside_of(kube *k, const char *job, const char *name, c
                                .job = job,
                                .ps_pod = name,
                                .ps_uid = uid,
-                               .deadline_ms = clock_deadline_ms(BESIDE_MS),
+                               .deadline_ms = clock_deadline_ms(COMPANION_OBJECTS_MS),
                                .owed = json_array()};
 }
 
@@ -462,7 +462,7 @@ static void hand_over_owed(kube *k, const companion_objects *b)
     json_decref(b->owed);
 }
 
-static void make_beside(kube *k, const companion_objects *b)
+static void make_companion_objects(kube *k, const companion_objects *b)
 {
     companion_objects_make(b);
     pthread_mutex_lock(&k->lock);
@@ -491,8 +491,8 @@ static int kube_assign(cluster *c, const char *name, const char *job, int functi
     if (relabel(k, name, job, function, incarnation, gpu, e))
         return -1;
     if (function < 0) {
-        companion_objects b = beside_of(k, job, name, uid);
-        make_beside(k, &b);
+        companion_objects b = companion_objects_of(k, job, name, uid);
+        make_companion_objects(k, &b);
         hand_over_owed(k, &b);
     }
     pthread_mutex_lock(&k->lock);
@@ -513,10 +513,10 @@ static void kube_publish(cluster *c, const char *name, const char *job, const js
     char uid[KUBE_UID_BYTES];
     if (!living_uid(k, name, uid))
         return;
-    companion_objects b = beside_of(k, job, name, uid);
+    companion_objects b = companion_objects_of(k, job, name, uid);
     /* the controller that assigned the pod may have died before it made them */
     if (!has_beside(k, name))
-        make_beside(k, &b);
+        make_companion_objects(k, &b);
     companion_objects_publish(&b, access);
     hand_over_owed(k, &b);
 }
@@ -527,7 +527,7 @@ static void kube_let_meet(cluster *c, const char *name, const char *job)
     char uid[KUBE_UID_BYTES];
     if (!living_uid(k, name, uid))
         return;
-    companion_objects b = beside_of(k, job, name, uid);
+    companion_objects b = companion_objects_of(k, job, name, uid);
     companion_objects_let_meet(&b);
     hand_over_owed(k, &b);
 }

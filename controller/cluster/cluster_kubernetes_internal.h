@@ -17,8 +17,8 @@
 
 enum {
     CALL_MS = 5000,
-    BESIDE_MS = 1000, /* that the job manager waits for the companion objects of a kubeml-ps */
-    JOB_MANAGER_KNOWN_MS = 1000, /* a job gets its pods one after the other */
+    COMPANION_OBJECTS_MS = 1000, /* that the job manager waits for the companion objects of a kubeml-ps */
+    JOB_OWNER_KNOWN_MS = 1000, /* a job gets its pods one after the other */
     LOG_MS = 2000, /* for the log of a pod that is to be deleted; others wait for the worker */
     DELETE_AFTER_MS = 100, /* so that new pods are asked for before the log of the old one */
     SLOTS_MS = 10000,

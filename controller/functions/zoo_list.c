@@ -28,10 +28,10 @@ static int run(const char *program, const char *model, const char *sample, buf *
 {
     char *const argv[] = {(char *)(uintptr_t)program, "zoo", (char *)(uintptr_t)model,
                           (char *)(uintptr_t)sample, NULL};
-    builder_run r = {.argv = argv, .envp = environ, .deadline_ms = clock_deadline_ms(ZOO_MS)};
+    process_run r = {.argv = argv, .envp = environ, .deadline_ms = clock_deadline_ms(ZOO_MS)};
     cleanup_buf buf words;
     buf_init(&words, WORDS_BYTES_MAX);
-    if (builder_run_program(&r, out, &words, e))
+    if (process_run_program(&r, out, &words, e))
         return -1;
     if (r.timed_out)
         return err_set(e, ERR_TIMEOUT, "kubeml-function zoo did not answer");

@@ -18,7 +18,7 @@ static bool is_text(const char *at, size_t count)
     return count > 0;
 }
 
-/* The next one of that form; false: there is none. Moves *text behind it. */
+/* Reads the next line of that form, and moves *text past it; false: there is none. */
 static bool next(const char **text, line *out)
 {
     while (**text) {

@@ -1,30 +1,29 @@
-/* job.c: see job.h. Here are the step that all events take, what it says with, restarts, and who is
- * in the machine; ps_job_internal.h lists the other files.
+/* job.c: see job.h. Here are the step that all events take, the helpers that emit actions,
+ * restarts, and the machine's list of jobs; job_internal.h lists the other files.
  *
  *                 slots are free            kubeml-ps trains
  *     QUEUED ─────────────────► STARTING ─────────────────────► RUNNING
  *        │                        │   ▲                           │
  *        │ cancel                 │   └─ kubeml-ps lost: anew ────┤
  *        ▼                        ▼                               ▼
- *     CANCELLED ◄─────── verdict: told to stop ──────► SUCCEEDED, FAILED, CANCELLED, SUSPENDED
- *     SUSPENDED          (bounded wait for `finished`; for the next merge where it is suspended)
+ *     CANCELLED ◄─────── verdict: `stop` is sent ────► SUCCEEDED, FAILED, CANCELLED, SUSPENDED
+ *     SUSPENDED          (bounded wait for `finished`; a suspension waits for the next merge)
  *
- * A failed job with retries left goes back to QUEUED instead, under the next generation, and so
- * does a STARTING one whose functions' pods came on GPUs that have no room for them, and a RUNNING
- * one that waits for such room with one that began before it. One that was to be suspended is
- * SUSPENDED then.
+ * These go back to QUEUED, under the next generation:
+ *   - a failed job with retries left; if it was to be suspended, it is SUSPENDED instead
+ *   - a STARTING job whose functions' pods came on GPUs that have no room for them
+ *   - a RUNNING job that waits for such room together with a job that began before it
  *
  * Invariants
- *  1. The slots that jobs hold are never more than there are, except that the cluster shrank; nor
- *     is more of a GPU's memory (and threads, where they count) taken than it has, wherever that
- *     GPU is.
- *  2. Among queued jobs the highest priority starts first, the oldest among equals; nobody
- *     overtakes, but whom the platform could not hold if it were empty, by its slots and the GPUs
- *     that are known.
+ *  1. Jobs never hold more slots than there are, unless the cluster has shrunk. No GPU, wherever it
+ *     is, has more memory booked than it has, nor more threads, where they count.
+ *  2. Among queued jobs the highest priority starts first, and the oldest among equals. No job
+ *     overtakes another, except a job that would not fit even an empty platform, by its slots and
+ *     known GPUs.
  *  3. A job has at most one kubeml-ps that is not being stopped, of the present generation. No
- *     number is used twice: it is saved before its pod is asked for, and where that could not be
- *     written and is lost with the controller, the pod's label and the history tell the next one.
- *  4. Every pod that was asked for is stopped or seen to end; JOB_DONE comes after the last one.
+ *     generation is used twice: it is saved before its pod is asked for. If it could not be saved
+ *     and the controller ended, the next controller finds it in the pod's label and the history.
+ *  4. Every pod that was asked for is stopped or seen to end; JOB_DONE comes after the last pod.
  *  5. A terminal state is reached once, is saved, and never changes.
  *  6. Every wait has a deadline: jobs_deadline is never later than the first of them.
  *  7. Nothing is started between jobs_restore and JOB_ADOPT. */
@@ -68,7 +67,7 @@ bool job_ended(const job *j)
     return j->state >= JOB_SUCCEEDED;
 }
 
-/* ---- what the machine says ------------------------------------------------------------------- */
+/* ---- actions --------------------------------------------------------------------------------- */
 
 job_action *jobs_emit(jobs *m, job_action_type type, const job *j)
 {
@@ -112,7 +111,7 @@ void job_condition_set(jobs *m, job *j, const char *type, bool status, const cha
         if (strcmp(j->condition[i].type, type) == 0)
             c = &j->condition[i];
     if (!c && (!status || j->conditions == JOB_CONDITIONS_MAX) && strcmp(type, "Exact") != 0)
-        return; /* what never was needs no denial */
+        return; /* a condition that was never raised needs no lowering */
     if (!c && j->conditions == JOB_CONDITIONS_MAX)
         return;
     bool changed = !c || c->status != status || strcmp(c->reason, reason) != 0;
@@ -132,7 +131,7 @@ void job_condition_set(jobs *m, job *j, const char *type, bool status, const cha
 
 /* ---- after a restart ------------------------------------------------------------------------- */
 
-/* How long it has been active is known by the calendar alone. */
+/* Finds out by the calendar for how long the job has been active. */
 static void recall_begin(const jobs *m, job *j)
 {
     int64_t active_ms = m->wall_ms - j->started_wall_ms;
@@ -143,8 +142,8 @@ static void recall_begin(const jobs *m, job *j)
         j->begun_ms = -1;
 }
 
-/* Nor is how long it still waits. A clock that was set does not make that longer than any wait
- * is. */
+/* Finds out by the calendar how long the job still waits for its retry; at most the longest wait,
+ * in case the clock was set. */
 static void recall_again(const jobs *m, job *j)
 {
     int64_t left_ms = j->again_wall_ms - m->wall_ms;
@@ -158,7 +157,7 @@ static void adopt(jobs *m, job *j)
     recall_again(m, j);
     if (!job_active(j))
         return;
-    if (j->verdict) /* told again when kubeml-ps answers */
+    if (j->verdict) /* sent again when kubeml-ps answers */
         j->due_ms = job_verdict_due_ms(m, j->verdict_state);
     job_pod *ps = pod_ps(j);
     if (ps) {
@@ -180,7 +179,7 @@ static void adopt_all(jobs *m)
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* It stays true of the job when another incarnation has found its GPU. */
+/* Raises GpuUnused. It stays true of the job when a later incarnation uses its GPU. */
 static void note_no_gpu(jobs *m, job *j, const job_event *event)
 {
     char text[ERR_MESSAGE_BYTES];
@@ -207,7 +206,7 @@ static void take_pod_event(jobs *m, job *j, const job_event *event)
     case JOB_POD_FAILED:
         for (int i = 0; j && i < j->pods; i++) {
             p = &j->pod[i];
-            bool late = event->code == ERR_CANCELLED && !p->unwanted; /* of a JOB_TAKE before */
+            bool late = event->code == ERR_CANCELLED && !p->unwanted; /* for an earlier JOB_TAKE */
             if (p->phase == JOB_POD_TAKING && !late && p->function == event->function &&
                 p->incarnation == event->incarnation) {
                 pod_failed(m, j, p, event->code, event->message);
@@ -270,8 +269,8 @@ static void take(jobs *m, const job_event *event)
     }
 }
 
-/* Whether it leaves something to the next of the queue, of which no other event may come: slots, or
- * the turn. */
+/* Settles one job. True: it gave up slots or its turn to the next of the queue, for which no other
+ * event may come. */
 static bool settle_job(jobs *m, job *j)
 {
     int held = job_held(j);
@@ -306,7 +305,7 @@ size_t jobs_step(jobs *m, const job_event *event, const job_action **actions)
         m->now_ms = event->now_ms;
     m->wall_ms = event->wall_ms;
     take(m, &known);
-    if (!m->adopting) { /* until all pods are told, whoever seems not to be there may be */
+    if (!m->adopting) { /* before JOB_ADOPT, pods that seem to be missing may be there */
         jobs_unplace(m);
         jobs_schedule(m);
     }

@@ -1,5 +1,5 @@
-/* job_end.c: how jobs end: verdicts, the time kubeml-ps has to carry them out, retries. See job.c
- * for the whole machine. */
+/* job_end.c: the end of jobs: verdicts, the time that kubeml-ps has to carry them out, retries. See
+ * job.c for the whole machine. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +27,8 @@ static bool may_try_again(const job *j, const char *reason)
            strcmp(reason, "DeadlineExceeded") != 0;
 }
 
-/* One that was to be suspended is tried again when it is resumed. */
+/* Whether a failed job stays suspended: it was to be suspended, and is tried again when it is
+ * resumed. */
 static bool stays_suspended(job *j, const char *reason, const char *message)
 {
     if (!j->verdict || j->verdict_state != JOB_SUSPENDED || !may_try_again(j, reason))
@@ -37,7 +38,8 @@ static bool stays_suspended(job *j, const char *reason, const char *message)
     return true;
 }
 
-/* A failed job goes on from its newest checkpoint, if it may. Its deadline goes on too. */
+/* Queues a failed job to go on from its newest checkpoint; false: it has no retry left. Its active
+ * deadline runs on. */
 static bool try_again(jobs *m, job *j, const char *reason, const char *message)
 {
     char text[ERR_MESSAGE_BYTES];
@@ -97,7 +99,7 @@ void job_wait_again(jobs *m, job *j)
 {
     requeue(m, j);
     memset(j->gpu, 0,
-           sizeof j->gpu); /* a pod of it that is there still counts until it has ended */
+           sizeof j->gpu); /* its pods are still booked, by their own `gpu`, until they end */
     j->gpu_functions = 0;
     j->connected = false;
     job_condition_set(m, j, "PoolEmpty", false, "Queued",
@@ -119,8 +121,8 @@ int64_t job_verdict_due_ms(const jobs *m, job_state state)
     return MUTATE(47, state == JOB_SUSPENDED, true) ? INT64_MAX : m->now_ms + m->limits.stop_ms;
 }
 
-/* Decides the end; kubeml-ps is told and gets a bounded time to finish what it is writing. One that
- * is to be suspended has the time until its next merge, which kubeml-ps bounds. */
+/* Decides the end, and sends it to kubeml-ps, which has a bounded time to finish writing. A job
+ * that is to be suspended has until its next merge, which kubeml-ps bounds. */
 static void give_verdict(jobs *m, job *j, job_state state, const char *reason, const char *message)
 {
     if (!job_active(j) ||
@@ -143,7 +145,7 @@ static void give_verdict(jobs *m, job *j, job_state state, const char *reason, c
         job_tell_stop(m, j);
     } else if (!ps ||
                (ps->phase != JOB_POD_TOLD && !(ps->phase == JOB_POD_WANTED && ps->name[0]))) {
-        j->due_ms = m->now_ms; /* nobody has begun anything */
+        j->due_ms = m->now_ms; /* kubeml-ps has not begun the job */
     }
 }
 
@@ -185,7 +187,6 @@ void job_suspend(jobs *m, job *j, const char *message)
         give_verdict(m, j, JOB_SUSPENDED, "Suspended", message);
 }
 
-/* active_deadline_seconds, counted from the first start. */
 int64_t job_deadline_ms(const job *j)
 {
     bool counts = j->request.active_deadline_seconds > 0 && j->begun_ms != 0 && !job_ended(j) &&
@@ -206,7 +207,8 @@ void job_check_deadline(jobs *m, job *j)
         give_verdict(m, j, JOB_FAILED, "DeadlineExceeded", text);
 }
 
-/* kubeml-ps knows which function did not join, and not what its pod waits for. */
+/* What the pod of a missing function waits for: kubeml-ps, which reports FunctionMissing, does not
+ * know it. */
 static const char *what_lacks(const job *j, const char *reason)
 {
     for (int i = 0; i < j->pods && strcmp(reason, "FunctionMissing") == 0; i++)
@@ -223,8 +225,8 @@ void job_finished(jobs *m, job *j, const job_event *event)
         return;
     if (event->value > j->epochs)
         j->epochs = event->value;
-    /* What was decided here stands, unless the job was done before it heard of it, or failed for
-     * good on the way to the merge that it was to be suspended at. */
+    /* The verdict stands, unless the job was done before kubeml-ps got it, or failed for good
+     * before the merge at which it was to be suspended. */
     bool overtaken = event->state == JOB_SUCCEEDED ||
                      (j->verdict_state == JOB_SUSPENDED && event->state == JOB_FAILED &&
                       !stays_suspended(j, event->reason, event->message));

@@ -1,16 +1,15 @@
-/* job_gpu.c: on which GPU each function of a job is. See job.c for the whole machine.
+/* job_gpu.c: the GPU of each function of a job. See job.c for the whole machine.
  *
- * The functions of a shared process have one GPU, or wait for one that has room for all of them.
- * Those of a job with `merge: nccl` have GPUs of their own as far as there are any.
+ * The functions of a shared process are on one GPU, or wait for a GPU that has room for all of
+ * them. The functions of a job with `merge: nccl` have a GPU each, as far as there are enough.
  *
- * A function's place is booked from the grant of its slot until its last pod has ended, so that
- * what stands in a GPU's books is never less than what is there. A replacement takes the place of
- * the one before it.
+ * A function's place is booked from the grant of its slot until its last pod has ended, so that a
+ * GPU never holds more than is booked on it. A replacement takes over the place.
  *
- * Where others hand out GPUs, those are known that pods have shown. A place is then what a job's
- * start waits for, and no more than a wish until the function has a pod: it is where that is. A
- * replacement may be elsewhere than the one before it, which is booked beside it while its pod is
- * there. */
+ * Where another program assigns GPUs, the known GPUs are those that pods have shown. There a job
+ * waits for places before it starts, but a place is only a wish until the function has a pod: then
+ * the pod's GPU is the place. A replacement may be on another GPU than the process before it; both
+ * are booked while both pods are there. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -48,7 +47,8 @@ static int first_known(const jobs *m)
     return -1;
 }
 
-/* `cuda` without any GPU waits for one here; in a pod the function finds out. */
+/* Without any GPU, a job with `device: cuda` waits here for one; where another program assigns
+ * GPUs, the function in its pod finds out. */
 bool job_on_gpu(const jobs *m, const job *j)
 {
     bool some = first_known(m) >= 0;
@@ -76,7 +76,7 @@ static bool counted_before(const job *j, int i)
     return false;
 }
 
-/* Pods that are elsewhere than what has taken their place, or is to. */
+/* Books pods on a GPU other than their function's place: the replacement is elsewhere. */
 static void book_left(const job *j, gpu_state gpus[GPU_COUNT_MAX])
 {
     for (int i = 0; i < j->pods; i++) {
@@ -131,7 +131,7 @@ static int place_shared(const jobs *m, const job *j, const gpu_state gpus[GPU_CO
     return at < 0 ? -1 : index[at];
 }
 
-/* The functions of a shared process: all on one GPU, or none anywhere. */
+/* Places the functions of a shared process: all on one GPU, or none. */
 static int count_shared(const jobs *m, const job *j, gpu_state gpus[GPU_COUNT_MAX], uint8_t *places)
 {
     int functions = j->request.default_parallelism;
@@ -145,8 +145,8 @@ static int count_shared(const jobs *m, const job *j, gpu_state gpus[GPU_COUNT_MA
     return at < 0 ? 0 : functions;
 }
 
-/* Of a job whose functions are to be ranks of NCCL's: a GPU on which none of it is, as long as
- * there is one with room. */
+/* For a job whose functions are NCCL ranks: a GPU with room that no function of the job is on; -1:
+ * there is none. */
 static int place_apart(const jobs *m, const gpu_state gpus[GPU_COUNT_MAX], const uint8_t *places,
                        gpu_share share)
 {
@@ -165,7 +165,7 @@ static int place_apart(const jobs *m, const gpu_state gpus[GPU_COUNT_MAX], const
     return at < 0 ? -1 : index[at];
 }
 
-/* How many of the first `functions` can have a place, beside those that have one. */
+/* Places the first `functions`, except those that have a place. Returns how many have one then. */
 static int count_places(const jobs *m, const job *j, int functions, gpu_state gpus[GPU_COUNT_MAX],
                         uint8_t *places)
 {
@@ -188,14 +188,14 @@ static int count_places(const jobs *m, const job *j, int functions, gpu_state gp
     return functions;
 }
 
-/* Those that are still there. */
+/* Reads the job's places whose GPU is still known. */
 static void read_places(const jobs *m, const job *j, uint8_t places[REQUEST_PARALLELISM_MAX])
 {
     for (int f = 0; f < REQUEST_PARALLELISM_MAX; f++)
         places[f] = is_known(m, job_gpu(j, f)) ? j->gpu[f] : 0;
 }
 
-/* Its pod came where there was no room, and the next one has not come yet. */
+/* Whether a pod of the job came on a GPU without room, and the next pod has not come yet. */
 static bool lacks_a_place(const job *j)
 {
     for (int i = 0; i < j->pods; i++) {
@@ -206,8 +206,8 @@ static bool lacks_a_place(const job *j)
     return false;
 }
 
-/* Whether `a` lacks a place, and gets the next one before `j`: it began before, or j waits for its
- * start. */
+/* Whether `a` lacks a place, and gets the next free place before `j`: a began before j, or j has
+ * not started. */
 static bool lacks_before(const job *a, const job *j)
 {
     bool before = !j || !job_active(j) || a->begun_ms < j->begun_ms ||
@@ -227,7 +227,8 @@ void jobs_gpu_wishes(const jobs *m, const job *j, gpu_state gpus[GPU_COUNT_MAX])
     }
 }
 
-/* The pod of one without a place may come on a GPU that nobody knows of. */
+/* Whether the job may start though not all of its functions have a place: their pods may come on
+ * GPUs that are not known. */
 static bool goes_without(const jobs *m, const job *j, int placed)
 {
     return m->gpus_elsewhere && !j->request.static_parallelism && placed > 0;
@@ -237,7 +238,7 @@ int job_place(jobs *m, job *j, int functions)
 {
     gpu_state gpus[GPU_COUNT_MAX];
     if (!job_on_gpu(m, j) || (m->gpus_elsewhere && job_active(j)))
-        return functions; /* where the pods come, then */
+        return functions; /* the pods decide the places */
     jobs_gpu_states(m, gpus);
     jobs_gpu_wishes(m, j, gpus);
     int placed = count_places(m, j, functions, gpus, j->gpu);
@@ -245,7 +246,7 @@ int job_place(jobs *m, job *j, int functions)
     return goes_without(m, j, placed) ? functions : placed;
 }
 
-/* How many of the first `functions` have a place or find one now. */
+/* How many of the first `functions` have a place, or find one now. */
 static int count_room(const jobs *m, const job *j, int functions)
 {
     gpu_state gpus[GPU_COUNT_MAX];
@@ -348,8 +349,8 @@ void jobs_gpu_gone(jobs *m, int gpu)
     m->gpu[gpu].memory_bytes = 0;
 }
 
-/* Where it has its place, that is booked. Ranks of NCCL's stay apart while there is a GPU for that,
- * if `strictly` also one that is not offered. */
+/* Chooses an offered GPU for the function; its booked place, if offered. NCCL ranks go on separate
+ * GPUs as long as there are enough; `strictly`: also if that GPU is not offered, which gives -1. */
 static int choose(const jobs *m, const job *j, int function, const bool offered[GPU_COUNT_MAX],
                   bool strictly)
 {
@@ -363,7 +364,7 @@ static int choose(const jobs *m, const job *j, int function, const bool offered[
     read_places(m, j, places);
     places[first] = 0;
     if (!j->request.static_parallelism && count_places(m, j, first, gpus, places) < first)
-        return -1; /* those before it have no place yet, and are wanted before it */
+        return -1; /* functions before it have no place yet, and come first */
     strictly = strictly && ranks &&
                (is_known(m, own) || place_apart(m, gpus, places, j->request.gpu) >= 0);
     for (int i = 0; i < m->gpus; i++)
@@ -465,7 +466,7 @@ static uint64_t largest(const jobs *m)
     return most;
 }
 
-/* There is a GPU that has the memory, and not the threads. */
+/* Whether a GPU has the memory for the share, but not the threads. */
 static bool lacks_threads(const jobs *m, const gpu_state *gpus, gpu_share share)
 {
     gpu_share memory_alone = {.memory_bytes = share.memory_bytes};

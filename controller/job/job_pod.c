@@ -7,7 +7,7 @@
  *          └► WANTED        STOPPING ◄────────────────────────┘
  *                               │ POD_ENDED
  *                               ▼
- *                             GONE until kubeml-ps was told, then forgotten */
+ *                             GONE until kubeml-ps has JOB_TELL_LOST, then forgotten */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,14 +20,14 @@
 
 #define RETRY_MOST_MS  5000
 #define GROW_MOST_MS   60000
-#define START_MOST_MS  600000 /* a function that cannot start has held the job up */
+#define START_MOST_MS  600000 /* for a function that cannot start: it has delayed the job */
 #define STOP_TRIES_MAX 10
 
 int job_pods_room(jobs *m, job *j)
 {
     if (j->pod)
         return 0;
-    /* One that was restored had its own number, which its kubeml-ps knows. */
+    /* A restored job has its own number, which its kubeml-ps knows. */
     if (j->functions_max < j->request.default_parallelism)
         j->functions_max = j->request.default_parallelism;
     if (j->functions_max < m->slots)
@@ -44,7 +44,8 @@ bool pod_exists(const job_pod *p)
     return p->phase != JOB_POD_GONE && (p->phase != JOB_POD_WANTED || p->name[0] != '\0');
 }
 
-/* A function that is being stopped while its replacement starts is one function. */
+/* Whether an earlier pod of the list belongs to the same function: a function that is stopped while
+ * its replacement starts counts once. */
 static bool counted_before(const job *j, int i)
 {
     for (int k = 0; k < i; k++)
@@ -73,7 +74,7 @@ int pod_functions(const job *j, const job_pod *p)
     return MUTATE(24, shared, false) ? j->request.default_parallelism : 1;
 }
 
-/* What was granted, and what of the functions beyond that has not ended yet. */
+/* The granted functions, and functions beyond them that have not ended yet. */
 int job_held(const job *j)
 {
     return job_held_with(j, job_active(j) ? j->parallelism : 0);
@@ -109,15 +110,15 @@ job_pod *pod_ps(job *j)
     return pod_of(j, JOB_KUBEML_PS, j->generation);
 }
 
-/* A function beyond what was granted (kubeml-ps goes on with more than the last answer, which it
- * has not heard) waits until there is a slot for it. */
+/* Makes a function beyond the granted ones wait until there is a slot for it; false: it may be
+ * taken. kubeml-ps asks for such a function when it has not received the last, smaller answer. */
 static bool wait_for_slot(jobs *m, job *j, job_pod *p)
 {
     int upto = p->function == JOB_KUBEML_PS ? 0 : p->function + pod_functions(j, p);
     bool granted = upto <= j->parallelism;
     if (p->function == JOB_KUBEML_PS || (granted && (!job_on_gpu(m, j) || j->gpu[p->function])))
         return false;
-    /* Granted, and without a GPU: the one it had is not there since the controller came back. */
+    /* A granted function without a GPU had one that is gone since the controller came back. */
     if ((granted || jobs_slots_for(m, j, upto)) && job_place(m, j, upto) == upto) {
         j->parallelism = granted ? j->parallelism : upto;
         j->unsaved = true;
@@ -169,7 +170,7 @@ static void stop_within(jobs *m, job *j, job_pod *p, int grace_ms)
 {
     if (p->phase == JOB_POD_TAKING) {
         untake(m, j, p, false);
-        p->unwanted = true; /* one that is there before it is heard is stopped then */
+        p->unwanted = true; /* if POD_READY comes first, the pod is stopped then */
         return;
     }
     if (p->phase >= JOB_POD_STOPPING)
@@ -203,7 +204,7 @@ void pods_stop(jobs *m, job *j, bool ps_too)
     for (int i = j->pods - 1; i >= 0; i--)
         if (ps_too || j->pod[i].function != JOB_KUBEML_PS)
             pod_stop(m, j, &j->pod[i]);
-    for (int i = j->pods - 1; i >= 0; i--) /* whom nobody is there to be told of */
+    for (int i = j->pods - 1; i >= 0; i--) /* no kubeml-ps is there to hear of their end */
         if (j->pod[i].phase == JOB_POD_GONE && (ps_too || !j->connected))
             pod_forget(j, &j->pod[i]);
 }
@@ -211,7 +212,7 @@ void pods_stop(jobs *m, job *j, bool ps_too)
 void pod_tell(jobs *m, job *j, job_pod *p)
 {
     bool ps = p->function == JOB_KUBEML_PS;
-    if (!ps && !j->access) { /* told when kubeml-ps has said how functions join */
+    if (!ps && !j->access) { /* specialised once kubeml-ps has sent `access` */
         p->phase = JOB_POD_WANTED;
         p->due_ms = INT64_MAX;
         return;
@@ -249,7 +250,7 @@ static void cold_condition(jobs *m, job *j)
                       "every pod that was asked for is there");
 }
 
-/* The younger of two pods is where the function is. */
+/* Takes the GPU of a found pod. Of a function's pods the youngest says where the function is. */
 static void found_on_gpu(job *j, job_pod *p, int gpu)
 {
     bool youngest = true;
@@ -285,14 +286,14 @@ void pod_found(jobs *m, job *j, const job_event *event)
         found_on_gpu(j, p, event->value);
 }
 
-/* Nobody works for the job yet, or again. */
+/* Whether the job begins, or begins again: no function trains yet. */
 static bool begins(const job *j)
 {
     return strcmp(j->phase, "starting") == 0;
 }
 
-/* One of an elastic job's that kubeml-ps waits for before it trains the next epoch, and that it can
- * go without: an additional one, or any but the first where it is to begin. */
+/* Whether kubeml-ps waits for this function of an elastic job before the next epoch, and can go on
+ * without it: an additional function, or, when the job begins, any function but the first. */
 static bool can_be_missed(const job *j, int function)
 {
     if (j->request.static_parallelism || function < 1 || function >= j->parallelism)
@@ -308,13 +309,13 @@ void pods_tell_no_more(jobs *m, job *j)
     a->value = j->parallelism;
 }
 
-/* The next epoch goes with the functions before that one, and so do those after it for a while, at
+/* Trains the next epoch with the functions before `function`, and later epochs too for a while, at
  * most for `most_ms`. */
 static void no_more(jobs *m, job *j, int function, const char *message, int64_t most_ms)
 {
     j->parallelism = j->most = function;
-    j->reference_seconds = 0;      /* none was added */
-    if (m->now_ms >= j->grow_ms) { /* several that are refused at once are one refusal */
+    j->reference_seconds = 0;      /* no function was added */
+    if (m->now_ms >= j->grow_ms) { /* functions that fail together count once */
         int64_t wait = j->grow_wait_ms ? 2 * j->grow_wait_ms : m->limits.grow_again_ms;
         j->grow_wait_ms = wait < most_ms ? wait : most_ms;
         j->grow_ms = m->now_ms + j->grow_wait_ms;
@@ -332,7 +333,7 @@ bool pod_missed(jobs *m, job *j, int function, const char *message)
     return true;
 }
 
-/* Another pod would wait for the same: space, a quota, an image. */
+/* Whether another pod would wait for the same: space, a quota, an image. */
 static bool is_no_room(const char *reason)
 {
     static const char *const passing[] = {"", "PoolEmpty", "ContainerCreating",
@@ -395,14 +396,14 @@ void pod_ready(jobs *m, job *j, const job_event *event)
     cold_condition(m, j);
 }
 
-/* Rights may come: an API server takes a moment to know of a role that was made with the
- * controller. */
+/* Whether no retry can help. ERR_FORBIDDEN may pass: an API server takes a moment to know a role
+ * that was made together with the controller. */
 static bool hopeless(err_code code)
 {
     return code == ERR_INVALID || code == ERR_NOT_FOUND || code == ERR_UNSUPPORTED;
 }
 
-/* The pod could not be had; another try later, within bounds. */
+/* The pod could not be had: tries again later, within bounds. */
 void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message)
 {
     const char *what = p->function == JOB_KUBEML_PS ? "kubeml-ps" : "a function";
@@ -415,7 +416,7 @@ void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message)
     bool missed = can_be_missed(j, p->function), additional = missed && !begins(j);
     bool given_up = additional || hopeless(code) || ++p->tries >= m->limits.pod_tries_max;
     if (given_up && missed) {
-        p->phase = JOB_POD_WANTED; /* until kubeml-ps lets it go */
+        p->phase = JOB_POD_WANTED; /* until kubeml-ps releases it */
         p->name[0] = '\0';
         p->due_ms = m->now_ms + RETRY_MOST_MS;
         no_more(m, j, p->function, message, GROW_MOST_MS);
@@ -438,16 +439,17 @@ void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message)
     job_condition_set(m, j, "PoolEmpty", true, "PodFailed", message);
 }
 
-/* Of jobs that began while no GPU was known each may hold a part of what the other needs. */
+/* Whether the job goes back to the queue: of jobs that began while no GPU was known, each may hold
+ * a part of what the other needs. */
 static bool gives_way(const jobs *m, const job *j)
 {
     bool starts = j->state == JOB_STARTING && !job_finds_room(m, j, j->parallelism);
     return !j->verdict && (starts || MUTATE(33, job_waits_behind(m, j), false));
 }
 
-/* The pod that was made for it is another's; one more may come on another GPU, after a while that
- * doubles. A job that nobody works for yet, and that finds no room, holds no other's up; nor does
- * one that waits with another that began before. */
+/* The pod of JOB_TAKE came on a GPU without room for it. Another pod, asked for after a while that
+ * doubles, may come on another GPU. A job that would hold up others goes back to the queue
+ * (gives_way). */
 void pod_unplaced(jobs *m, job *j, const job_event *event)
 {
     job_pod *p = taking(j, event);
@@ -481,7 +483,7 @@ static job_pod *find_named(jobs *m, const char *name, job **owner)
     return NULL;
 }
 
-/* Behind why it was stopped, where that was for something it did or left undone. */
+/* Appends the end to the message, which says why the pod was stopped, if that was its own fault. */
 static void end_in_words(job_pod *p, const char *end)
 {
     char why[sizeof p->message];
@@ -489,10 +491,11 @@ static void end_in_words(job_pod *p, const char *end)
     text_print(p->message, sizeof p->message, "%.120s%s%s", why, why[0] ? ": " : "", end);
 }
 
-/* A function's end is told to kubeml-ps, whatever it was doing: that frees its place there. */
+/* Reports a function's end to kubeml-ps, whatever the function was doing: its slot in the model
+ * store becomes free. */
 static void function_ended(jobs *m, job *j, job_pod *p, const job_event *event)
 {
-    if (p->phase == JOB_POD_WANTED) { /* it was never told anything */
+    if (p->phase == JOB_POD_WANTED) { /* it was never sent its work */
         pod_failed(m, j, p, ERR_CRASHED, event->message);
         return;
     }
@@ -542,8 +545,8 @@ void pod_unspecialised(jobs *m, job *j, const job_event *event)
                  event->function, event->message);
         return;
     }
-    /* It may have joined all the same. Its end is told to kubeml-ps, which needs the next
-     * incarnation then: one number is never used for two processes. */
+    /* It may have joined all the same. Its end is reported to kubeml-ps, which then needs the next
+     * incarnation: two processes never have one number. */
     if (!p->reason[0])
         text_print(p->message, sizeof p->message, "%s", event->message);
     pod_stop(m, j, p);
@@ -554,7 +557,8 @@ int64_t pod_given_up_ms(const jobs *m, const job_pod *p)
     return p->since_ms + (p->mute ? m->limits.adopt_ms : m->limits.attach_ms) + 1;
 }
 
-/* The next one is asked for under the same number: of two, one would stay. */
+/* The pod did not come. Untakes it, because the next pod is asked for under the same number: of two
+ * pods, one would stay. */
 static void not_come(jobs *m, job *j, job_pod *p)
 {
     char text[ERR_MESSAGE_BYTES];
@@ -575,7 +579,7 @@ static void pod_due(jobs *m, job *j, job_pod *p)
         if (p->name[0] == '\0') {
             take(m, j, p);
         } else if (m->now_ms >= pod_given_up_ms(m, p)) {
-            /* it cannot be reached and is given up; its end brings the next one */
+            /* it cannot be reached and is given up; its end brings the next kubeml-ps */
             pod_kill(m, j, p);
         } else {
             j->attaching = true;
@@ -599,7 +603,7 @@ static void pod_due(jobs *m, job *j, job_pod *p)
         }
         break;
     case JOB_POD_STOPPING:
-        if (++p->tries >= STOP_TRIES_MAX) { /* its node is gone; the job must not hang on it */
+        if (++p->tries >= STOP_TRIES_MAX) { /* its node is gone, and must not block the job */
             pod_ended(m, &(job_event){.pod = p->name, .reason = "Unreachable",
                                       .message = "it was stopped and its end never seen"});
             break;
@@ -614,7 +618,7 @@ static void pod_due(jobs *m, job *j, job_pod *p)
     }
 }
 
-/* The job begins without one that there is still no room for. */
+/* Begins the job without a function that there is still no room for. */
 static void begin_without(jobs *m, job *j, job_pod *p)
 {
     if (p->phase != JOB_POD_TAKING || !p->room_ms || m->now_ms < p->room_ms)

@@ -1,4 +1,4 @@
-/* job_ps.c: a job and its kubeml-ps: started, lost, and what it says. See job.c for the whole
+/* job_ps.c: a job's kubeml-ps: its start, its loss, its reports. See job.c for the whole
  * machine. */
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "job_internal.h"
 #include "policy.h"
 
-/* What kubeml-ps says of its own time: of the next one's that one speaks. */
+/* Lowers the conditions that speak of this kubeml-ps; the next kubeml-ps reports its own. */
 void job_ps_forget(jobs *m, job *j)
 {
     static const char *const said[] = {"FunctionLost", "Straggler", "RedisGone",
@@ -21,7 +21,7 @@ void job_ps_forget(jobs *m, job *j)
 void job_start_ps(jobs *m, job *j)
 {
     if (MUTATE(36, true, false))
-        job_save(m, j); /* the generation, before anything bears it */
+        job_save(m, j); /* the generation is in the record before a pod has it */
     pod_want(m, j, JOB_KUBEML_PS, j->generation);
 }
 
@@ -48,7 +48,7 @@ void job_ps_lost(jobs *m, job *j, const char *reason, const char *message)
     job_start_ps(m, j);
 }
 
-/* The record is older than that where it could not be written before the controller ended. */
+/* The record may have an older generation: the store was away until the controller ended. */
 void job_ps_before(jobs *m, job *j, int generation)
 {
     int least = j->state == JOB_QUEUED ? generation + 1 : generation;
@@ -74,7 +74,7 @@ static void ps_accepted(jobs *m, job *j)
     pods_tell_gone(m, j);
     if (j->verdict)
         job_tell_stop(m, j);
-    else if (j->no_more[0]) /* it may not have heard it, and waits */
+    else if (j->no_more[0]) /* it may not have received it, and wait */
         pods_tell_no_more(m, j);
 }
 
@@ -89,7 +89,7 @@ static void ps_refused(jobs *m, job *j, const job_event *event)
         return;
     }
     if (j->attaching || err_retry_may_help(event->code)) {
-        pod_stop(m, j, p); /* its end brings the next one, within the bound on restarts */
+        pod_stop(m, j, p); /* its end brings the next kubeml-ps, within the bound on restarts */
         return;
     }
     job_fail(m, j, event->reason[0] ? event->reason : "PSRefused", "%s", event->message);
@@ -103,14 +103,15 @@ static void ps_closed(jobs *m, job *j, const job_event *event)
         return;
     p->mute = p->mute && event->code == ERR_TIMEOUT;
     if (p->phase == JOB_POD_GIVEN || !j->attaching)
-        p->since_ms = m->now_ms; /* the connection's end, for the bound on trying */
+        p->since_ms = m->now_ms; /* the connection's end: pod_given_up_ms counts from here */
     p->phase = JOB_POD_WANTED;
     p->due_ms = m->now_ms + m->limits.retry_ms;
     if (pod_given_up_ms(m, p) > m->now_ms && pod_given_up_ms(m, p) < p->due_ms)
         p->due_ms = pod_given_up_ms(m, p);
 }
 
-/* It does not end by being asked: its process stands still. Its end brings the next one. */
+/* Kills a silent kubeml-ps: its process stands still, and cannot end by itself. Its end brings the
+ * next kubeml-ps. */
 static void ps_silent(jobs *m, job *j, const job_event *event)
 {
     job_pod *p = pod_ps(j);
@@ -133,14 +134,14 @@ static void ps_access(jobs *m, job *j)
 
 static void ps_need(jobs *m, job *j, const job_event *event)
 {
-    bool merges = !j->verdict || j->verdict_state == JOB_SUSPENDED; /* one is waited for */
+    bool merges = !j->verdict || j->verdict_state == JOB_SUSPENDED; /* one more merge is to come */
     if (!job_active(j) || !MUTATE(41, merges, !j->verdict) || event->function < 0 ||
         event->function >= REQUEST_PARALLELISM_MAX)
         return;
     job_pod *same = pod_of(j, event->function, event->incarnation);
     if (same) {
         if (same->found && same->phase == JOB_POD_GIVEN) {
-            /* adopted between label and specialise, or still loading */
+            /* adopted between its label and `specialise`, or while it loaded */
             text_print(same->reason, sizeof same->reason, "%s", EXIT_CAUSE_CONTROLLER_RESTARTED);
             text_print(same->message, sizeof same->message,
                        "the controller was started again before it had loaded");
@@ -183,7 +184,7 @@ static void ps_epoch(jobs *m, job *j, const job_event *event)
     if (!job_active(j) || event->epoch + 1 <= j->epochs)
         return;
     j->epochs = event->epoch + 1;
-    /* What kubeml-ps made of the last answer, as far as the slots are there. */
+    /* The parallelism that kubeml-ps trained with, if it is fewer, or if there are slots for it. */
     if (event->value > 0 && event->epoch > j->decided_epoch &&
         (event->value < j->parallelism ||
          (jobs_slots_for(m, j, event->value) && job_place(m, j, event->value) == event->value)))
@@ -203,21 +204,22 @@ static int scaled_up(const job *j)
     return job_active(j) && !j->verdict && !j->request.static_parallelism && more > 0 ? more : 0;
 }
 
-/* What elastic jobs grew beyond their requests is lent: they give back what the next job lacks,
- * where that lets it begin. */
+/* How many slots elastic jobs are to give back: the slots beyond their requests are lent to them,
+ * and the next job of the queue can begin with them. 0 if they would not be enough. */
 static int lacking(const jobs *m)
 {
     const job *next = jobs_next(m);
     int lacks = next ? job_wants(m, next) - m->slots : 0, lent = 0;
     for (size_t k = 0; next && k < m->count; k++) {
-        lacks += job_active(m->job[k]) ? m->job[k]->parallelism : 0; /* the rest goes as it is */
+        lacks += job_active(m->job[k]) ? m->job[k]->parallelism : 0; /* other slots become free */
         lent += scaled_up(m->job[k]);
     }
     return lacks > 0 && lacks <= lent ? lacks : 0;
 }
 
-/* The most functions that its next epoch may have: what it holds, not what its last epoch had,
- * which may be of a run before, and what is free. `back` of them are to be given back. */
+/* The most functions of the job's next epoch: the functions that it holds and the free slots, less
+ * `back`, which it gives back. Not counted from its last epoch, which an earlier run may have
+ * trained. */
 static int most_functions(const jobs *m, const job *j, int back)
 {
     int free = m->slots - jobs_slots_held(m), most = j->parallelism;
@@ -231,12 +233,12 @@ static int most_functions(const jobs *m, const job *j, int back)
     return back > 0 && most > j->parallelism - back ? j->parallelism - back : most;
 }
 
-/* What the elastic policy makes of the epoch; the slots are granted with the answer. */
+/* Decides the next parallelism by the elastic policy; the answer grants the slots. */
 static void ps_ask(jobs *m, job *j, const job_event *event)
 {
     if (!job_active(j) || j->verdict)
         return;
-    j->epoch = event->epoch; /* also where it had begun the next one, and an older state is back */
+    j->epoch = event->epoch; /* it may go back: an older state was restored in the next epoch */
     if (j->decided_epoch != event->epoch) {
         int back = lacking(m) < scaled_up(j) ? lacking(m) : scaled_up(j);
         int most = most_functions(m, j, back);

@@ -1,4 +1,4 @@
-/* job_queue.c: who of the queue starts next, and the slots for it. See job.c for the whole
+/* job_queue.c: which job of the queue starts next, and the slots for it. See job.c for the whole
  * machine. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,16 +38,17 @@ bool job_sooner(const job *a, const job *b)
     return MUTATE(45, older, !older);
 }
 
-/* A chunk is one function's: beyond as many there is no work, and an epoch that is as long as the
- * one before would not tell the policy. A static job has what it asks for. */
+/* At most one function a chunk for an elastic job: a chunk belongs to one function, so that more
+ * functions would have no work, and the policy would not see it in the time of an epoch. A static
+ * job has the functions that it asks for. */
 int job_useful(const job *j, int functions)
 {
     bool idle = !j->request.static_parallelism && j->chunks > 0 && functions > j->chunks;
     return MUTATE(34, idle, false) ? j->chunks : functions;
 }
 
-/* A static job gets what it asks for or waits; an elastic one begins with what the cluster can
- * give. */
+/* A static job starts with the functions that it asks for, or waits; an elastic job starts with the
+ * functions that the cluster could hold. */
 int job_wants(const jobs *m, const job *j)
 {
     int want = job_useful(j, j->request.default_parallelism);
@@ -82,8 +83,8 @@ void jobs_cpus(jobs *m, int cpus, bool of_each_pod)
     m->pods_own_cpus = of_each_pod;
 }
 
-/* The most functions that it can come to: an elastic job gets one more after an epoch, while there
- * are slots. */
+/* The most functions that the job can reach: an elastic job gets one more after each epoch, while
+ * there are slots. */
 static int most_ever(const jobs *m, const job *j)
 {
     int most = j->request.default_parallelism;
@@ -96,13 +97,13 @@ static int most_ever(const jobs *m, const job *j)
     return most > 1 ? most : 1;
 }
 
-/* The number of threads is part of the bits that a function computes, so all of a job's have as
- * many, those too that come later or replace others, whatever it has grown to by then.
+/* Decides the threads of each function. A function's result depends on them to the bit, so all
+ * functions of a job have the same number, later ones and replacements too.
  *
- * CPUs that are shared are divided by the most functions that there can be, not by those that it
- * begins with: a job that began with one function of eight threads on eight CPUs would grow to 64
- * threads there, though its first function had nothing left to give. So an elastic job takes up the
- * CPUs by growing, a slot being a CPU; one that does not grow has them all at once. */
+ * Shared CPUs are divided by the most functions that the job can reach, not by those that it begins
+ * with: a job that began with one function of eight threads on eight CPUs would grow to 64 threads,
+ * without any CPU left for them. So an elastic job takes up the CPUs by growing, one slot a CPU; a
+ * job that does not grow has all CPUs at once. */
 void job_decide_threads(const jobs *m, job *j)
 {
     bool own = m->pods_own_cpus && j->request.process != PROCESS_SHARED;
@@ -111,7 +112,7 @@ void job_decide_threads(const jobs *m, job *j)
         j->threads = threads < 1 ? 1 : threads < JOB_THREADS_MAX ? threads : JOB_THREADS_MAX;
 }
 
-/* One that asks for more than there is waits for the cluster to grow, and nobody for it. */
+/* A job that asks for more than there is waits for the cluster to grow; other jobs overtake it. */
 job *jobs_next(const jobs *m)
 {
     return first_queued(m, true);
@@ -124,7 +125,7 @@ job *jobs_head(const jobs *m)
 
 static bool start_job(jobs *m, job *j)
 {
-    bool first = !j->pod; /* a retry has its room */
+    bool first = !j->pod; /* at a retry the room is there */
     if (job_pods_room(m, j) < 0)
         return false;
     if (first && jobs_reserve_actions(m, job_pod_actions(j)) < 0) {
@@ -152,7 +153,7 @@ void jobs_schedule(jobs *m)
         int wants = job_wants(m, j);
         if (m->slots - jobs_slots_held(m) < wants)
             return;
-        /* or memory is gone: it waits for the next step */
+        /* there is no GPU for it, or no memory here: it waits for the next step */
         if (job_place(m, j, wants) < wants || !start_job(m, j)) {
             job_unplace(j);
             return;

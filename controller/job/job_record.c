@@ -41,7 +41,7 @@ static json_t *conditions_json(const job *j)
     return list;
 }
 
-/* Of each function, counted from 1; NULL where none has a GPU. */
+/* The GPU of each function, counted from 1; NULL if no function has a GPU. */
 static json_t *gpus_json(const job *j)
 {
     json_t *list = j->gpu_functions ? json_array() : NULL;
@@ -155,7 +155,7 @@ void job_recall_exact(job *j, const json_t *record)
             j->condition[j->conditions++] = j->condition[i];
 }
 
-/* Older records have none. */
+/* Records of older versions have no "gpus". */
 static int read_gpus(const json_t *o, job *j, err *e)
 {
     const json_t *list = json_object_get(o, "gpus"), *one;
@@ -203,7 +203,7 @@ static int read_record(const json_t *o, job *j, err *e)
         return -1;
     j->order = (uint64_t)order;
     j->resumed = json_is_true(json_object_get(o, "resumed"));
-    /* Older records have none. */
+    /* Records of older versions do not have it. */
     j->reference_seconds = json_number_value(json_object_get(o, "reference_seconds"));
     if (request_parse(json_object_get(o, "request"), &j->request, e) < 0)
         return err_wrap(e, "job record: request");
@@ -215,13 +215,13 @@ int jobs_restore(jobs *m, const json_t *record, err *e)
     job *j = calloc(1, sizeof *j);
     if (!j)
         return err_set(e, ERR_NOMEM, "no memory for a job");
-    j->trained = REQUEST_PARALLELISM_MAX; /* unless the record has it, which older ones do not */
+    j->trained = REQUEST_PARALLELISM_MAX; /* if the record, of an older version, does not have it */
     if (read_record(record, j, e) < 0) {
         free(j);
         return -1;
     }
-    /* fewer GPUs than before, in a record that does not name them: it is placed anew, when it is
-     * next asked for; those of pods are told by JOB_POD_FOUND */
+    /* There may be fewer GPUs than when the record was written: then the function is placed again
+     * when its pod is next asked for. JOB_POD_FOUND gives the GPUs of pods. */
     for (int f = 0; f < j->gpu_functions; f++)
         if (j->gpu[f] > m->gpus)
             j->gpu[f] = 0;
@@ -229,7 +229,7 @@ int jobs_restore(jobs *m, const json_t *record, err *e)
         free(j);
         return err_set(e, ERR_NOMEM, "no memory for a job");
     }
-    if (job_active(j)) /* by a record from before they were kept */
+    if (job_active(j)) /* records of older versions have no threads */
         job_decide_threads(m, j);
     m->adopting = true;
     return jobs_add(m, j, e);
@@ -237,7 +237,7 @@ int jobs_restore(jobs *m, const json_t *record, err *e)
 
 /* ---- the one reason -------------------------------------------------------------------------- */
 
-/* Most telling first: what blocks everything, then what slows it down. */
+/* The most important first: conditions that block the job, then conditions that slow it down. */
 static const char *const dominant[] = {"RedisGone",    "StoreUnavailable", "PoolEmpty",
                                        "FunctionLost", "PSRestarted",      "Straggler"};
 
@@ -260,7 +260,8 @@ static int compare_turns(const void *a, const void *b)
     return job_sooner(x, y) ? -1 : job_sooner(y, x);
 }
 
-/* Those that are waited for: the queue, as jobs_next goes through it, and who holds slots. */
+/* Fills in what jobs wait for: the queue, in the order of jobs_next, and the jobs that hold
+ * slots. */
 static void look_around(jobs_look *l)
 {
     const jobs *m = l->machine;
@@ -283,7 +284,7 @@ static void look_around(jobs_look *l)
     if (!l->queued)
         return;
     qsort(m->queue, l->queued, sizeof(*m->queue), compare_turns);
-    explain_queued(l, m->queue[0], &why); /* nobody is before that one */
+    explain_queued(l, m->queue[0], &why); /* no job is before it */
     snprintf(l->first_reason, sizeof l->first_reason, "%s", why.reason);
 }
 
@@ -300,7 +301,7 @@ static int count_before(const jobs_look *l, const job *j)
     return (int)low;
 }
 
-/* ", 2 jobs are before it (first b: NoGpuMemory)": those that it waits for. */
+/* ", 2 jobs are before it (first b: NoGpuMemory)": the jobs that it waits for. */
 static void say_before(const jobs_look *l, int before, char *out, size_t bytes)
 {
     int used = snprintf(out, bytes, ", %d job%s before it", before, before == 1 ? " is" : "s are");
@@ -309,7 +310,7 @@ static void say_before(const jobs_look *l, int before, char *out, size_t bytes)
                  l->first_reason);
 }
 
-/* What it needs comes first: a TrainJob says no more of it (kube_trainjob.c). */
+/* The message begins with what the job needs: a TrainJob shows no more (kube_trainjob.c). */
 static void explain_queued(jobs_look *l, const job *j, job_reason *out)
 {
     const jobs *m = l->machine;
@@ -350,7 +351,7 @@ static bool explain_condition(const job *j, job_reason *out)
     return false;
 }
 
-/* " (its pod) for 2.5 s", each of them once there is something to tell. */
+/* " (its pod) for 2.5 s"; each part only if it is known. */
 static const char *waited(const job_pod *p, int64_t now_ms, char out[JOB_POD_BYTES + 32])
 {
     int used = p->name[0] ? snprintf(out, JOB_POD_BYTES + 8, " (%s)", p->name) : 0;
@@ -415,7 +416,7 @@ void jobs_explain_in(jobs_look *l, const job *j, job_reason *out)
 {
     explain(l, j, out);
     size_t used = strlen(out->message);
-    bool waits = j->state == JOB_QUEUED && j->again_ms > l->now_ms; /* says so itself */
+    bool waits = j->state == JOB_QUEUED && j->again_ms > l->now_ms; /* has the retry in its text */
     if (j->retries > 0 && !job_ended(j) && !waits)
         snprintf(out->message + used, sizeof out->message - used, "; retry %d of %d", j->retries,
                  j->request.backoff_limit);

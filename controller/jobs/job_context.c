@@ -48,8 +48,8 @@ job_context *job_context_new(job_manager *o, const char *id)
     job_manager_random_hex(s->secret, sizeof s->secret);
     s->epochs = json_array();
     s->times.submitted = clock_monotonic_ms();
-    s->next = o->sides;
-    o->sides = s;
+    s->next = o->contexts;
+    o->contexts = s;
     job_context **at = link_of(o, id);
     s->next_of_hash = *at;
     *at = s;
@@ -58,7 +58,7 @@ job_context *job_context_new(job_manager *o, const char *id)
 
 void job_context_drop(job_manager *o, const char *id)
 {
-    job_context **link = link_of(o, id), **at = &o->sides, *s = *link;
+    job_context **link = link_of(o, id), **at = &o->contexts, *s = *link;
     if (!s)
         return;
     while (*at != s)
@@ -244,13 +244,13 @@ void job_context_revoke_others(job_manager *o)
 {
     size_t count = 0, revoked = 0;
     err e = ERR_INIT;
-    for (const job_context *s = o->sides; s; s = s->next)
+    for (const job_context *s = o->contexts; s; s = s->next)
         count += 2;
     const char **kept = calloc(count + 1, sizeof *kept);
     if (!kept)
         return;
     count = 0;
-    for (const job_context *s = o->sides; s; s = s->next) {
+    for (const job_context *s = o->contexts; s; s = s->next) {
         const char *data = json_string_value(json_object_get(s->dataset, "locator"));
         kept[count++] = data ? data : "";
         kept[count++] = s->locator;
@@ -472,44 +472,44 @@ void history_end(job_manager *o, const char *id, const job_ending *ending)
     err why = ERR_INIT;
     bool tried = store_watch_writable(o->controller->watch, &why);
     if (tried && put_ending(o, id, ending, &why) == 0) {
-        json_object_del(o->untold, id);
+        json_object_del(o->unrecorded_ends, id);
         return;
     }
-    if (!json_object_get(o->untold, id))
+    if (!json_object_get(o->unrecorded_ends, id))
         log_warn("the history of job %s does not say how it ended: %s", id, why.message);
     if (!err_retry_may_help(why.code) && why.code != ERR_IO) {
-        json_object_del(o->untold, id);
+        json_object_del(o->unrecorded_ends, id);
         return;
     }
     json_t *kept = json_object();
     job_ending_set(ending, kept);
-    json_object_set_new(o->untold, id, kept);
+    json_object_set_new(o->unrecorded_ends, id, kept);
     if (tried)
-        o->untold_why = why;
+        o->unrecorded_why = why;
 }
 
 void history_try_again(job_manager *o)
 {
-    if (o->untold_why.code != ERR_NONE)
-        store_watch_failed(o->controller->watch, &o->untold_why);
-    err_clear(&o->untold_why);
+    if (o->unrecorded_why.code != ERR_NONE)
+        store_watch_failed(o->controller->watch, &o->unrecorded_why);
+    err_clear(&o->unrecorded_why);
 }
 
 /* Before the records: a controller that is killed in between finds in the history how a job ended.
  * Drops the end of a job that runs again, which will write its own. */
-static void end_untold(job_manager *o)
+static void record_ends(job_manager *o)
 {
     const char *id;
     json_t *kept;
     void *next;
-    json_object_foreach_safe (o->untold, next, id, kept) {
+    json_object_foreach_safe (o->unrecorded_ends, next, id, kept) {
         char name[JOB_ID_BYTES];
         cleanup_json json_t *own = json_incref(kept);
         job_state state;
         const job *j = jobs_find(o->machine, id);
         snprintf(name, sizeof name, "%s", id); /* the entry frees its key */
         if ((j && !job_ended(j)) || !job_state_from_name(text_of(own, "state"), &state))
-            json_object_del(o->untold, name);
+            json_object_del(o->unrecorded_ends, name);
         else
             history_end(o, name,
                         &(job_ending){state, text_of(own, "reason"), text_of(own, "message")});
@@ -616,7 +616,7 @@ void jobs_save_unsaved(job_manager *o)
     const char *id;
     json_t *record;
     void *next;
-    end_untold(o);
+    record_ends(o);
     json_object_foreach_safe (o->unsaved, next, id, record) {
         char name[JOB_ID_BYTES];
         cleanup_json json_t *own = json_incref(record);

@@ -244,7 +244,7 @@ static void run_forget(job_manager *o, void *arg)
         return;
     }
     json_object_del(o->unsaved, c->id);
-    json_object_del(o->untold, c->id);
+    json_object_del(o->unrecorded_ends, c->id);
 }
 
 int job_delete_forget(job_manager *o, const char *id, err *e)

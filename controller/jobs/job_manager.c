@@ -538,8 +538,8 @@ static void job_manager_free(job_manager *o)
     pool_close(o);
     follow_close(o);
     log_reader_close(o);
-    while (o->sides)
-        job_context_drop(o, o->sides->id);
+    while (o->contexts)
+        job_context_drop(o, o->contexts->id);
     for (event *v = o->events, *next; v; v = next) {
         next = v->next;
         free(v);
@@ -549,7 +549,7 @@ static void job_manager_free(job_manager *o)
     json_decref(o->held);
     json_decref(o->beginners);
     json_decref(o->unsaved);
-    json_decref(o->untold);
+    json_decref(o->unrecorded_ends);
     json_decref(o->news);
     json_decref(o->algorithms);
     if (o->cluster)
@@ -633,7 +633,7 @@ int job_manager_start(controller *c, job_manager **out, err *e)
     o->held = json_object();
     o->beginners = json_object();
     o->unsaved = json_object();
-    o->untold = json_object();
+    o->unrecorded_ends = json_object();
     o->wake_fd = -1;
     o->events_end = &o->events;
     o->calls_end = &o->calls;

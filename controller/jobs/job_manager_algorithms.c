@@ -73,7 +73,7 @@ static int load(job_manager *o, uint64_t *version, err *e)
     return o->algorithms ? 0 : err_set(e, ERR_NOMEM, "no memory for algorithms");
 }
 
-json_t *algorithms_known(job_manager *o)
+json_t *algorithms_text(job_manager *o)
 {
     uint64_t version;
     err e = ERR_INIT;
@@ -123,6 +123,6 @@ void algorithms_take(job_manager *o, const char *told)
         log_warn("measured algorithms are not kept: %s", e.message);
     for (link_pod *p = o->pods, *next; rc == 0 && p; p = next) {
         next = p->next;
-        pool_tell_known(o, p);
+        pool_send_autotuned(o, p);
     }
 }

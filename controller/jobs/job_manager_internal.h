@@ -214,7 +214,7 @@ struct job_manager {
     bool running;
 
     link_pod *pods;
-    job_context *sides; /* all, and by the hash of their ids */
+    job_context *contexts; /* all, and by the hash of their ids */
     job_context *job_context_by_id[JOB_CONTEXT_HASHES];
     follower *followers;        /* of events */
     atomic_int follower_count;  /* also of logs, and of places without a stream yet */
@@ -238,8 +238,8 @@ struct job_manager {
     uint64_t measured[MEASURED_MAX]; /* kinds of functions, likewise */
     unsigned measured_count;         /* ever; new ones replace the oldest */
     json_t *unsaved;                 /* records of jobs by id, to write when the store is back */
-    json_t *untold; /* likewise the ends of jobs that their histories lack */
-    err untold_why; /* why the store just refused one of them */
+    json_t *unrecorded_ends; /* likewise the ends of jobs that their histories lack */
+    err unrecorded_why; /* why the store just refused one of them */
     json_t *news;   /* ids for job_query_news; NULL: nobody has asked */
     int64_t pool_retry_ms;
     int64_t pool_wait_ms; /* until the pool tries again; doubled with each failed start */
@@ -321,7 +321,7 @@ void pool_specialise(job_manager *o, const job_action *a);
 void pool_specialise_waiting(job_manager *o);                    /* pods whose turn has come */
 void pool_tell(job_manager *o, const char *id, json_t *message); /* to its kubeml-ps; steals */
 void pool_send(job_manager *o, link_pod *p, json_t *message);    /* steals */
-void pool_tell_known(job_manager *o, link_pod *p); /* measured algorithms, to a warm GPU pod */
+void pool_send_autotuned(job_manager *o, link_pod *p); /* measured algorithms, to a warm GPU pod */
 void pool_broken(job_manager *o, link_pod *p, const err *why); /* its connection has ended */
 void pool_readable(job_manager *o, link_pod *p);
 /* A job's pod has ended: takes the messages that it sent before, since the cluster may report the
@@ -453,7 +453,7 @@ int64_t follow_deadline(const job_manager *o);
 void follow_close(job_manager *o);
 
 /* job_manager_algorithms.c */
-json_t *algorithms_known(job_manager *o); /* a text, a new reference; NULL: none */
+json_t *algorithms_text(job_manager *o); /* a text, a new reference; NULL: none */
 /* Stores the measurements that a function reports; "": none. */
 void algorithms_take(job_manager *o, const char *told);
 /* Whether a function of the same code, data and batch size has measured while this controller

@@ -72,7 +72,7 @@ void usage_take(job_manager *o, const char *id, const json_t *rows)
 static void run_usage(job_manager *o, void *arg)
 {
     json_t *all = json_array();
-    for (const job_context *s = o->sides; s; s = s->next) {
+    for (const job_context *s = o->contexts; s; s = s->next) {
         if (s->usage && has_functions(jobs_find(o->machine, s->id)))
             json_array_extend(all, s->usage);
     }

@@ -60,14 +60,14 @@ static bool has_task(const json_t *list, const char *id)
 }
 
 /* For the jobs in the store that are not shown as live jobs. */
-typedef struct shelf {
+typedef struct recorded_jobs {
     const json_t *live, *unsaved;
     bool active; /* also jobs that have not ended by their record, and that nothing runs */
-} shelf;
+} recorded_jobs;
 
 static json_t *show_recorded(void *context, const char *key, json_t *record)
 {
-    const shelf *s = context;
+    const recorded_jobs *s = context;
     job_state state;
     json_t *newer = json_object_get(s->unsaved, key);
     if (newer)
@@ -90,7 +90,7 @@ int job_query_tasks(job_manager *o, bool active, bool ended, list_page *page, js
         json_array_extend(*out, live);
     /* The store has the ended jobs, also those whose pods are still ending. The caller's thread
      * reads it. */
-    shelf s = {live, c.unsaved, active};
+    recorded_jobs s = {live, c.unsaved, active};
     int status =
         ended ? list_add(o->controller->store, "jobs", page, show_recorded, &s, *out, e) : 0;
     json_decref(live);

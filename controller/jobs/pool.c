@@ -377,7 +377,7 @@ static void give_or_keep(job_manager *o, link_pod *p)
             late = other;
     if (!late) {
         pool_use(p, USE_WARM);
-        pool_tell_known(o, p);
+        pool_send_autotuned(o, p);
         return;
     }
     reserve(p, late->job, late->function, late->incarnation);

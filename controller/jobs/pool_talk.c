@@ -185,7 +185,7 @@ static int specialise_message(job_manager *o, const job_action *a, job_context *
     if (!local && s->object && !(bytes = object_text(s, e)))
         return -1;
     const char *on = backend_of(o, a->job, a->function);
-    json_t *algorithms = strcmp(on, "cpu") == 0 ? NULL : algorithms_known(o);
+    json_t *algorithms = strcmp(on, "cpu") == 0 ? NULL : algorithms_text(o);
     json_t *shared = a->job->request.process == PROCESS_SHARED ? json_integer(functions) : NULL;
     *out = json_pack(
         "{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*, s:o*, s:o*, s:o*}",
@@ -200,10 +200,10 @@ static int specialise_message(job_manager *o, const job_action *a, job_context *
 }
 
 /* The pod runs what was measured once, while it waits: its job finds it loaded. */
-void pool_tell_known(job_manager *o, link_pod *p)
+void pool_send_autotuned(job_manager *o, link_pod *p)
 {
     bool gpu = p->gpu >= 0 || pool_pods_have_gpus(o);
-    json_t *known = gpu && pool_is_generic(p, POD_FUNCTION, USE_WARM) ? algorithms_known(o) : NULL;
+    json_t *known = gpu && pool_is_generic(p, POD_FUNCTION, USE_WARM) ? algorithms_text(o) : NULL;
     if (known)
         pool_send(o, p, json_pack("{s:s, s:o}", "type", "known", "algorithms", known));
 }

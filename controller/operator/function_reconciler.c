@@ -36,8 +36,8 @@ enum {
 #define MADE "functionobjects"
 
 /* Functions, or Datasets. */
-typedef struct shelf {
-    struct function_reconciler *catalog;
+typedef struct watched {
+    struct function_reconciler *reconciler;
     const char *kind;
     char path[300];
     kube_watch *watch;
@@ -47,7 +47,7 @@ typedef struct shelf {
     json_t *gone;        /* names; with the lock */
     bool whole;          /* with the lock */
     err_code lacks;      /* why it is not whole or not current, as last logged; the watch's */
-} shelf;
+} watched;
 
 struct function_reconciler {
     controller *controller;
@@ -56,7 +56,7 @@ struct function_reconciler {
     kube_client *client;
     pthread_t thread;
     bool running;
-    shelf functions, datasets;
+    watched functions, datasets;
     /* the reconciler's thread's: */
     char uid[KUBE_UID_BYTES]; /* the namespace's */
     bool knows_uid;
@@ -92,7 +92,7 @@ static json_t *ready_condition(const json_t *object, bool yes, const char *reaso
 }
 
 /* Steals `status`. */
-static void write_status(function_reconciler *k, const shelf *s, const json_t *object,
+static void write_status(function_reconciler *k, const watched *s, const json_t *object,
                          json_t *status)
 {
     err e = ERR_INIT;
@@ -105,7 +105,7 @@ static void write_status(function_reconciler *k, const shelf *s, const json_t *o
 }
 
 /* Sets our label on the object; whether the object is ours. */
-static bool claim(function_reconciler *k, const shelf *s, const json_t *object)
+static bool claim(function_reconciler *k, const watched *s, const json_t *object)
 {
     char path[700];
     err e = ERR_INIT;
@@ -387,8 +387,8 @@ static void take_dataset(function_reconciler *k, const json_t *object)
 
 static void on_change(void *context, kube_change change, const json_t *object)
 {
-    shelf *s = context;
-    function_reconciler *k = s->catalog;
+    watched *s = context;
+    function_reconciler *k = s->reconciler;
     const char *name = kube_object_text(object, "name");
     pthread_mutex_lock(&k->lock);
     bool ours = !kube_claim_is_others(object, k->install);
@@ -409,8 +409,8 @@ static void on_change(void *context, kube_change change, const json_t *object)
 
 static void on_listed(void *context)
 {
-    shelf *s = context;
-    function_reconciler *k = s->catalog;
+    watched *s = context;
+    function_reconciler *k = s->reconciler;
     pthread_mutex_lock(&k->lock);
     s->whole = true;
     pthread_cond_signal(&k->changed);
@@ -424,8 +424,8 @@ static void on_listed(void *context)
  * themselves are not logged. */
 static void on_failure(void *context, const err *why)
 {
-    shelf *s = context;
-    function_reconciler *k = s->catalog;
+    watched *s = context;
+    function_reconciler *k = s->reconciler;
     pthread_mutex_lock(&k->lock);
     bool news = why->code != s->lacks && (!s->whole || kube_watch_stands(why));
     pthread_mutex_unlock(&k->lock);
@@ -495,7 +495,7 @@ static void *run(void *arg)
 
 /* ---- start and end --------------------------------------------------------------------------- */
 
-static int open_shelf(function_reconciler *k, shelf *s, const kube_config *access, const char *kind,
+static int open_watched(function_reconciler *k, watched *s, const kube_config *access, const char *kind,
                       const char *plural, err *e)
 {
     kube_watch_config config = {.access = access,
@@ -504,7 +504,7 @@ static int open_shelf(function_reconciler *k, shelf *s, const kube_config *acces
                                 .failed = on_failure,
                                 .listed = on_listed,
                                 .context = s};
-    s->catalog = k;
+    s->reconciler = k;
     s->kind = kind;
     s->objects = json_object();
     s->others = json_object();
@@ -517,7 +517,7 @@ static int open_shelf(function_reconciler *k, shelf *s, const kube_config *acces
     return kube_watch_start(&config, &s->watch, e) ? err_wrap(e, "%s", plural) : 0;
 }
 
-static void close_shelf(shelf *s)
+static void close_watched(watched *s)
 {
     kube_watch_stop(s->watch);
     kube_status_close(s->status);
@@ -531,8 +531,8 @@ static int start(function_reconciler *k, const kube_config *access, err *e)
     if (!k->tried || !k->leaving)
         return err_set(e, ERR_NOMEM, "no memory for functions and data sets");
     if (kube_client_open(access, &k->client, e) ||
-        open_shelf(k, &k->functions, access, "Function", "functions", e) ||
-        open_shelf(k, &k->datasets, access, "Dataset", "datasets", e))
+        open_watched(k, &k->functions, access, "Function", "functions", e) ||
+        open_watched(k, &k->datasets, access, "Dataset", "datasets", e))
         return -1;
     if (pthread_create(&k->thread, NULL, run, k))
         return err_set(e, ERR_NOMEM, "no thread for functions and data sets");
@@ -574,8 +574,8 @@ void function_reconciler_stop(function_reconciler *k)
         kube_client_cancel(k->client);
     if (k->running)
         pthread_join(k->thread, NULL);
-    close_shelf(&k->functions);
-    close_shelf(&k->datasets);
+    close_watched(&k->functions);
+    close_watched(&k->datasets);
     kube_client_close(k->client);
     json_decref(k->tried);
     json_decref(k->leaving);

@@ -539,14 +539,14 @@ static bool has_owner(const json_t *owned, const char *uid)
     return strcmp(text_of(json_array_get(owners, 0), "uid"), uid) == 0;
 }
 
-static int give_owner(kube_jobs *j, const json_t *owned, const json_t *job_manager, err *e)
+static int give_owner(kube_jobs *j, const json_t *owned, const json_t *owner, err *e)
 {
     char path[700];
     err why = ERR_INIT;
     cleanup_json json_t *patch = json_pack(
         "{s:{s:o}}", "metadata", "ownerReferences",
-        kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(job_manager, "name"),
-                             kube_object_text(job_manager, "uid")));
+        kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(owner, "name"),
+                             kube_object_text(owner, "uid")));
     snprintf(path, sizeof path, "/api/v1/namespaces/%s/pods/%s", j->access->namespace_name,
              kube_object_text(owned, "name"));
     if (!patch)

@@ -1,4 +1,4 @@
-/* crash.c: see crash.h. The handler calls nothing but write and what is safe beside it. */
+/* crash.c: see crash.h. The handler calls only functions that are safe in a signal handler. */
 #include "crash.h"
 
 #include <signal.h>
@@ -16,7 +16,7 @@ static char name[96];
 static _Atomic(const char *) phase_now = "start";
 static atomic_int epoch_now = -1, round_now = -1;
 static char stack[STACK_BYTES];
-static atomic_int watched; /* the process, not its children; 0: none */
+static atomic_int watched; /* the process that is watched, not its children; 0: none */
 static atomic_bool tell_status;
 
 static const struct {
@@ -90,17 +90,17 @@ static void handle(int number)
         if (signals[i].number == number)
             text = signals[i].text;
     tell(" crashed with ", text);
-    /* The kernel keeps raised signals from the first process of a container. */
+    /* The kernel does not deliver raised signals to the first process of a container. */
     if (getpid() == 1) {
         crash_over();
         _exit(128 + number);
     }
-    /* The default action stands again (SA_RESETHAND): a fault happens again on return. */
+    /* The signal has its default action again (SA_RESETHAND): a fault happens again on return. */
     raise(number);
 }
 
-/* Another status than 0 says enough by itself where somebody hears it, and leaves the last words to
- * the code. */
+/* Whether an end with this status writes the line. A status other than 0 does not, unless
+ * crash_tell_status was called: the code's own output stays the last in the log. */
 static bool told(int status)
 {
     return atomic_load(&watched) == getpid() && ((status & 0xff) == 0 || atomic_load(&tell_status));
@@ -111,7 +111,7 @@ int crash_status(int status)
     char digits[12];
     if (!told(status))
         return status;
-    crash_over(); /* once: exit comes here before the _exit that it ends in */
+    crash_over(); /* only one line: exit comes here, and so does the _exit at its end */
     digits[put_number(digits, 0, sizeof digits, status & 0xff)] = '\0';
     tell(" ended the process with exit status ", digits);
     return (status & 0xff) == 0 ? 1 : status;
@@ -122,7 +122,7 @@ static void left(int status, void *arg)
     (void)arg;
     if (!told(status))
         return;
-    fflush(NULL); /* the code's own last words, before ours */
+    fflush(NULL); /* the code's own output comes before the line */
     _exit(crash_status(status));
 }
 

@@ -13,8 +13,8 @@
 #include "common/base/cleanup.h"
 #include "common/store/store.h"
 
-/* In memory: a file would stay behind a process that is killed, and another user might guess its
- * name. */
+/* Writes the object to memory: a file would stay after the process is killed, and another user
+ * might guess its name. */
 static int write_object(const void *bytes, size_t len, int *object_fd, err *e)
 {
     int fd = memfd_create("kubeml-object", MFD_CLOEXEC);
@@ -37,7 +37,7 @@ static int fetch_object(store *from, const char *name, int *object_fd, err *e)
     return write_object(bytes.bytes, bytes.len, object_fd, e);
 }
 
-/* -1: no digit of base64. */
+/* The value of a base64 digit; -1: it is none. */
 static int digit_of(char c)
 {
     return c >= 'A' && c <= 'Z'   ? c - 'A'

@@ -1,8 +1,8 @@
-/* fetch.h: what a pod gets where the controller's files are not its own: from the platform's store,
- * or from the controller's message.
+/* fetch.h: gets the code and the model for a pod that does not see the controller's files: from the
+ * platform's store, or from the controller's message.
  *
- * Called before user code is loaded: the locator may hold a password, and what is fetched is all
- * that stays. Blocks on the store. */
+ * Call before user code is loaded: the locator may hold a password, and only the fetched bytes stay
+ * in the process. Blocks on the store. */
 #ifndef KUBEML_FUNCTION_FETCH_H
 #define KUBEML_FUNCTION_FETCH_H
 
@@ -10,13 +10,13 @@
 
 enum { FETCH_OBJECT_BYTES_MAX = 64 << 20 };
 
-/* *object_fd is a shared object in memory, for program_open_fd, to close. Wipes `locator`. `model`
- * may be NULL; otherwise *fd is a descriptor of that blob's bytes, to close. `object` may be NULL
- * or of the zoo: then *object_fd stays what it is. After an error neither is open. ERR_NOT_FOUND,
- * ERR_UNAVAILABLE, ERR_LIMIT. */
+/* Sets *object_fd to a shared object in memory, for program_open_fd. `object` may be NULL or of the
+ * zoo: then *object_fd does not change. `model` may be NULL; otherwise *fd becomes a descriptor of
+ * that blob's bytes. The caller closes both; after an error neither is open. Wipes `locator`.
+ * ERR_NOT_FOUND, ERR_UNAVAILABLE, ERR_LIMIT. */
 int fetch(char *locator, const char *object, int *object_fd, const char *model, int *fd, err *e);
 
-/* The same from an object's bytes in base64. ERR_INVALID, ERR_LIMIT. */
+/* Sets *object_fd from an object's bytes in base64. ERR_INVALID, ERR_LIMIT. */
 int fetch_given(const char *text, int *object_fd, err *e);
 
 #endif

@@ -34,7 +34,7 @@ void function_gpu_warm(void)
     if (wanted && *wanted && warm(&e) != 0)
         log_warn("the GPU is not made ready: %s", e.message);
     if (ready)
-        backend_preload("cuda", 0); /* what a file of this machine says */
+        backend_preload("cuda", 0); /* the algorithms in a file of this machine */
 }
 
 void function_gpu_preload(const char *known)

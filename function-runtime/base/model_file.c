@@ -25,8 +25,8 @@ static int check_tensor(const engine_var *v, const safetensors *file, err *e)
                                dims, &t, e);
 }
 
-/* Everything is checked before anything is overwritten. A counter may be missing: the oldest of
- * PyTorch's checkpoints have none. */
+/* Checks the whole file before the model changes. A counter may be missing: PyTorch's oldest
+ * checkpoints have none. */
 static int check_file(const safetensors *file, const engine_var *vars, size_t count,
                       tensor_filter *out, err *e)
 {
@@ -128,8 +128,8 @@ static int write_kind(const tensors *t, bool counters, safetensors_writer *w, er
     return 0;
 }
 
-/* In the order of a job's export: the counters, whose eight bytes so lie aligned, then the floats.
- */
+/* Writes in the order of a job's export: first the counters, so that their eight bytes are aligned,
+ * then the floats. */
 static int write_tensors(engine *m, safetensors_writer *w, fs_output *to, err *e)
 {
     tensors t = {.floats = engine_floats(m, e), .counters = engine_counters(m, e)};

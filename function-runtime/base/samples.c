@@ -20,7 +20,7 @@ static void print_shape(const extents *x, char *out, size_t room)
         snprintf(out + used, room - used, ")");
 }
 
-/* The extents along the first elements; whether all agree is checked while they are read. */
+/* Measures the extents along the first elements; copy checks that all others agree. */
 static int measure(const json_t *data, extents *out, err *e)
 {
     for (out->rank = 0; json_is_array(data); data = json_array_get(data, 0)) {
@@ -78,7 +78,7 @@ static int count_samples(const extents *x, shape one, size_t n_max, size_t *n, e
                        : err_set(e, ERR_LIMIT, "data: %zu samples, at most %zu at once", *n, n_max);
 }
 
-/* Says where, "data[1][0]", what of it is wrong. */
+/* The error for a value; names its place, "data[1][0]". */
 static int refuse(const size_t *at, int depth, const char *what, err *e)
 {
     char place[24 * SAMPLES_RANK_MAX] = "";

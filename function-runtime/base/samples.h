@@ -1,7 +1,8 @@
-/* samples.h: numbers from a request as a batch of samples.
+/* samples.h: reads a batch of samples from a request.
  *
- * Nested arrays, one sample or several: for samples of (C, H, W) any nesting whose extents are
- * that, extents of 1 left out or not, with or without a first extent that counts the samples. */
+ * The request has nested arrays, of one sample or several. For samples of (C, H, W) the nesting has
+ * these extents, with or without extents of 1, and may have a first extent that counts the
+ * samples. */
 #ifndef KUBEML_SAMPLES_H
 #define KUBEML_SAMPLES_H
 
@@ -15,11 +16,11 @@ enum { SAMPLES_RANK_MAX = 8 };
 
 typedef struct samples {
     size_t n;
-    float *values; /* (n, C, H, W); the caller's to free */
+    float *values; /* (n, C, H, W); the caller frees it */
 } samples;
 
-/* ERR_INVALID: ragged, not numbers, or none that a float holds (the place is named), or another
- * shape (both are named); ERR_LIMIT above `n_max`; ERR_NOMEM. */
+/* ERR_INVALID: ragged arrays, a value that is no number or beyond a float's range (the message
+ * names its place), or another shape (it names both); ERR_LIMIT above `n_max`; ERR_NOMEM. */
 int samples_read(const json_t *data, shape one, size_t n_max, samples *out, err *e);
 
 #endif

@@ -1,5 +1,6 @@
-/* scratch_folder.c: see scratch_folder.h. A handler could not remove a tree, and nothing runs after
- * kill -9: so a child does it, which reads from a pipe until nobody can write to it any more. */
+/* scratch_folder.c: see scratch_folder.h. A signal handler cannot remove a tree, and nothing runs
+ * after kill -9. So a child process removes the folder: it reads from a pipe until the other end is
+ * closed. */
 #include "scratch_folder.h"
 
 #include <errno.h>
@@ -12,13 +13,13 @@
 
 #include "common/base/cleanup.h"
 
-/* Of what the process had started, a compiler say, something may write there for a moment yet. */
+/* A program that the process had started, such as a compiler, may still write for a moment. */
 enum { TRIES = 100, TRY_MS = 20 };
 
 __attribute__((noreturn)) static void keep(const char *path, int line)
 {
     char none;
-    setsid(); /* who kills the process and its group means the work */
+    setsid(); /* a signal to the process's group must not end the child */
     while (read(line, &none, 1) < 0 && errno == EINTR)
         ;
     int status = fs_remove_tree(path, NULL);
@@ -29,7 +30,7 @@ __attribute__((noreturn)) static void keep(const char *path, int line)
     _exit(status ? 1 : 0);
 }
 
-/* Signals of a terminal reach the keeper, too: it takes none from the beginning on. */
+/* Signals of a terminal reach the child too: it blocks all signals from the beginning. */
 static pid_t start_keeper(const char *path, const int ends[2])
 {
     sigset_t all, before;
@@ -73,5 +74,5 @@ int scratch_folder_close(scratch_folder *f, err *e)
     while (waitpid(f->keeper, NULL, 0) < 0 && errno == EINTR)
         ;
     return fs_remove_tree(f->path,
-                          e); /* says what the keeper could not do, or does it in its place */
+                          e); /* reports what the child could not remove, or removes it */
 }

@@ -45,7 +45,7 @@ int unsandboxed_thread_open(unsandboxed_thread **out, err *e)
         return err_set(e, ERR_NOMEM, "no memory for a thread");
     pthread_mutex_init(&o->lock, NULL);
     pthread_cond_init(&o->changed, NULL);
-    /* Signals are for the computing thread, which has the stack to say what happened. */
+    /* Signals go to the computing thread, which has the signal stack for crash.c. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int code = pthread_create(&o->thread, NULL, serve, o);

@@ -1,7 +1,7 @@
-/* unsandboxed_thread.h: a thread that was started before the sandbox, and which its walls around
- * files and ports therefore do not hold: for a library that opens what it needs only when it is
- * used, and then nobody knows what. The walls around calls hold it (sandbox.h). One call at a time,
- * for the one thread that asks and waits. */
+/* unsandboxed_thread.h: a thread that starts before the sandbox, whose limits on files and ports
+ * therefore do not hold for it. It is for a library that opens files and ports only when it is
+ * used, and not only known ones. The sandbox's limits on system calls hold for the thread too
+ * (sandbox.h). One call at a time, for the one thread that asks and waits. */
 #ifndef KUBEML_UNSANDBOXED_THREAD_H
 #define KUBEML_UNSANDBOXED_THREAD_H
 
@@ -10,9 +10,9 @@
 typedef struct unsandboxed_thread unsandboxed_thread;
 
 int unsandboxed_thread_open(unsandboxed_thread **out, err *e);
-/* Waits for its end. NULL is fine. */
+/* Ends the thread, and waits for its end. NULL is fine. */
 void unsandboxed_thread_close(unsandboxed_thread *o);
-/* Calls `what` on that thread, and gives back what it returns; with NULL on this one. */
+/* Calls `what` on that thread, and returns its result. `o` NULL: on the calling thread. */
 int unsandboxed_thread_run(unsandboxed_thread *o, int (*what)(void *of, err *e), void *of, err *e);
 
 #endif

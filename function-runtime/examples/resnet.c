@@ -18,8 +18,8 @@ static kml_tensor conv_bn(kml_graph *g, kml_tensor x, const char *prefix, int nu
     return kml_batch_norm2d(g, x, .name = norm);
 }
 
-/* relu(bn(conv(relu(bn(conv(x))))) + x); where the size changes, x loses every second row and
- * column and gains channels of zeros. */
+/* relu(bn(conv(relu(bn(conv(x))))) + x). If the size changes, x loses every second row and column
+ * and gains channels of zeros. */
 static kml_tensor block(kml_graph *g, kml_tensor x, const char *prefix, int filters, int stride)
 {
     kml_tensor y = kml_relu(g, conv_bn(g, x, prefix, 1, filters, stride));
@@ -45,8 +45,7 @@ static kml_tensor resnet(kml_graph *g, kml_tensor x)
                       .name = "linear");
 }
 
-/* The platform's own step with the gradients' norm held to 5: what a step of one's own looks like.
- */
+/* An example of your own step: the platform's step, with the norm of the gradients clipped to 5. */
 static int step(kml_step *s)
 {
     if (kml_gradients(s))

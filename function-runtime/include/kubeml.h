@@ -1,7 +1,7 @@
-/* kubeml.h: what a KubeML function is written against.
+/* kubeml.h: the interface of KubeML functions.
  *
- * A function is one or more C files that end in KUBEML_FUNCTION(...): a model, and how it is
- * trained.
+ * A function is one or more C files that end in KUBEML_FUNCTION(...): a model, and how to train
+ * it.
  *
  *     #include <kubeml.h>
  *
@@ -14,27 +14,31 @@
  *
  *     KUBEML_FUNCTION(.model = model, .optimizer = kml_sgd(.momentum = 0.9), .lr = 0.1);
  *
- * The model function says what is computed: it appends layers to a graph and returns the last one's
- * result. Nothing is computed while it runs. It is called whenever the graph is wanted: before
- * there is a job, to ask whether it takes the samples; by each function of a job, of which several
- * may be in one process; for inference. So it always appends the same for the same x and classes,
- * and keeps nothing in static variables. Shapes are those of one sample: (C, H, W), or (F) after
- * kml_flatten; the batch is added by the platform.
+ * The model function describes the computation: it appends layers to a graph and returns the result
+ * of the last layer. Nothing is computed while it runs. The platform calls it whenever it needs the
+ * graph:
+ *   - before a job, to check that the model takes the dataset's samples;
+ *   - in each function of a job, several of which may be in one process;
+ *   - for inference.
+ * So the function must append the same layers for the same x and number of classes, and must keep
+ * nothing in static variables. Shapes are those of one sample: (C, H, W), or (F) after kml_flatten;
+ * the platform adds the batch.
  *
- * Errors. A mistake (a kernel larger than its input, a sum of different shapes) is kept in the
- * graph with the layer's name and the reason, and `kubeml train` is refused with that message (or
- * the job ends with it, where the code could not be asked before); the calls after it do nothing
- * and return a tensor that is not valid. So a model needs no checks.
+ * Errors. The graph keeps the first mistake (a kernel larger than its input, a sum of different
+ * shapes) with the layer's name and the reason. `kubeml train` is refused with that message, or the
+ * job ends with it if the code could not be checked before. Calls after the mistake do nothing and
+ * return an invalid tensor. So a model needs no checks.
  *
  * Limits. 4,096 layers, with names of 64 characters; 2^31 parameters; 2^20 channels, rows or
- * columns; 1,024 for kernel, stride, padding and dilation. Others stand beside what they are of.
+ * columns; 1,024 for kernel, stride, padding and dilation. Other limits are at their options.
  *
- * Ownership. Graph, tensors and steps belong to the platform; free nothing, keep no pointer.
+ * Ownership. Graph, tensors and steps belong to the platform: free nothing, keep no pointer.
  *
- * Options are named arguments: `.stride = 2`. What is left out has the value in the comment beside
- * it. Layers, parameters and their first values are PyTorch's (torch.nn, version 2): same formulas,
- * same shapes, same names ("conv1.weight", "bn1.running_mean", "fc1.bias"), numbered in order where
- * the code gives no name. Names may have dots ("layer1.0.conv1"). */
+ * Options are named arguments: `.stride = 2`. An option that is not given has the value in the
+ * comment beside it. Layers, parameters and initial values are PyTorch's (torch.nn, version 2): the
+ * same formulas, the same shapes, the same names ("conv1.weight", "bn1.running_mean", "fc1.bias").
+ * A layer without a name in the code is numbered in order. Names may have dots
+ * ("layer1.0.conv1"). */
 #ifndef KUBEML_H
 #define KUBEML_H
 
@@ -46,13 +50,13 @@
 #error "kubeml.h is for C: its options are compound literals, which C++ does not have"
 #endif
 
-/* Changes with every change of a struct or function below; an object of another ABI is built anew.
- */
+/* Changes with every change of a struct or function below; the platform builds an object of another
+ * ABI again. */
 #define KUBEML_ABI 2
 #define KML_API    __attribute__((visibility("default")))
 
-/* kml_sgd(0.9) would be a weight decay of 0.9: what has no name is a mistake, at its line. Only gcc
- * knows how. */
+/* Makes an option without a name an error at its line: kml_sgd(0.9) would be a weight decay of 0.9.
+ * Only gcc can do so. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic error "-Wdesignated-init"
 #define KML_NAMED __attribute__((designated_init))
@@ -65,22 +69,22 @@ enum { KML_CHANNELS_MAX = 16, KML_MILESTONES_MAX = 16 };
 typedef struct kml_graph kml_graph;
 typedef struct kml_step kml_step;
 
-/* The result of a layer; a small value, to be copied at will. */
+/* The result of a layer; a small value, which may be copied. */
 typedef struct kml_tensor {
     int id;
 } kml_tensor;
 
 /* ---- facts about the graph ----------------------------------------------------------------- */
 
-/* How many classes the dataset has (of regression: how many targets). */
+/* The number of the dataset's classes; for regression, the number of targets. */
 KML_API int kml_classes(const kml_graph *g);
-/* Extents of one sample of x; after kml_flatten the features are the channels, and H = W = 1. 0
- * when the graph has failed. */
+/* The size of one sample of x; after kml_flatten the features are the channels, and H = W = 1. 0 if
+ * the graph has failed. */
 KML_API int kml_channels(const kml_graph *g, kml_tensor x);
 KML_API int kml_height(const kml_graph *g, kml_tensor x);
 KML_API int kml_width(const kml_graph *g, kml_tensor x);
-/* A mistake, with this message (printf's format), unless one was found before: for samples or
- * classes that the model is not made for. */
+/* Reports a mistake with this message (printf's format), unless there was one before: for samples
+ * or classes that the model is not made for. Returns an invalid tensor. */
 KML_API kml_tensor kml_fail(kml_graph *g, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -89,15 +93,15 @@ KML_API kml_tensor kml_fail(kml_graph *g, const char *fmt, ...)
 typedef struct kml_conv2d_options {
     const char *name;                  /* "conv1", "conv2", ... */
     int filters;                       /* output channels; must be given */
-    int kernel, kernel_h, kernel_w;    /* one must be given; _h and _w override the square one, here
-                                          and below */
+    int kernel, kernel_h, kernel_w;    /* `kernel`, or both others, must be given; _h and _w
+                                          override `kernel`, here and below */
     int stride, stride_h, stride_w;    /* 1 */
     int padding, padding_h, padding_w; /* 0; zeros on each side */
     int dilation;                      /* 1 */
-    int groups;                        /* 1; as many as channels: depthwise */
+    int groups;                        /* 1; with the number of channels: depthwise */
     bool no_bias;
     bool he; /* weights N(0, sqrt(2 / fan_out)), fan_out = filters*kernel_h*kernel_w (He et al.
-                2015, torchvision's ResNets) instead of U(+-1/sqrt(fan_in)) */
+                2015, torchvision's ResNets), instead of U(+-1/sqrt(fan_in)) */
 } kml_conv2d_options;
 
 /* Cross-correlation, (C,H,W) -> (filters,P,Q), P = (H + 2*padding - dilation*(kernel-1) - 1)/stride
@@ -118,15 +122,16 @@ KML_API kml_tensor kml_linear_with(kml_graph *g, kml_tensor x, int features, kml
 
 typedef struct kml_batch_norm_options {
     const char *name; /* "bn1", "bn2", ... */
-    double eps;       /* 1e-5; in (0, 1] as the next */
-    double momentum;  /* 0.1 */
+    double eps;       /* 1e-5; in (0, 1] */
+    double momentum;  /* 0.1; in (0, 1] */
 } kml_batch_norm_options;
 
-/* (C,H,W) -> the same: y = (x - mean) / sqrt(var + eps) * weight + bias for each channel, with the
- * batch's mean and variance in training and the running ones otherwise (Ioffe and Szegedy 2015).
- * The running statistics are part of the model: they are merged and exported with it. Behind a
- * kml_linear there are none: a kml_conv2d before kml_flatten, its kernel as large as the image, is
- * the same, and its result (C,1,1). */
+/* (C,H,W) -> the same shape: y = (x - mean) / sqrt(var + eps) * weight + bias for each channel
+ * (Ioffe and Szegedy 2015). Training uses the mean and variance of the batch, validation and
+ * inference the running statistics, which are part of the model: they are merged and exported with
+ * it. x must be (C,H,W), so not the result of kml_linear. Instead of that kml_linear, use a
+ * kml_conv2d before kml_flatten, with a kernel as large as the image: it computes the same, and its
+ * result is (C,1,1). */
 #define kml_batch_norm2d(g, x, ...)                                                                \
     kml_batch_norm2d_with((g), (x), (kml_batch_norm_options){__VA_ARGS__})
 KML_API kml_tensor kml_batch_norm2d_with(kml_graph *g, kml_tensor x, kml_batch_norm_options o);
@@ -164,10 +169,10 @@ KML_API kml_tensor kml_silu(kml_graph *g, kml_tensor x); /* x * sigmoid(x) */
 typedef struct kml_pool_options {
     const char *name;                  /* for messages */
     int kernel, kernel_h, kernel_w;    /* one must be given */
-    int stride, stride_h, stride_w;    /* the kernel */
+    int stride, stride_h, stride_w;    /* the kernel's size */
     int padding, padding_h, padding_w; /* 0; at most half the kernel */
-    bool ceil_mode;                    /* a last window may hang over the edge */
-    bool exclude_padding;              /* average: divide by the cells inside the image alone */
+    bool ceil_mode;                    /* the last window may reach beyond the edge */
+    bool exclude_padding;              /* average: divide by the cells inside the image only */
 } kml_pool_options;
 
 /* (C,H,W) -> (C,P,Q): the largest, or the mean, of each window. */
@@ -175,7 +180,7 @@ typedef struct kml_pool_options {
 #define kml_avg_pool2d(g, x, ...) kml_avg_pool2d_with((g), (x), (kml_pool_options){__VA_ARGS__})
 KML_API kml_tensor kml_max_pool2d_with(kml_graph *g, kml_tensor x, kml_pool_options o);
 KML_API kml_tensor kml_avg_pool2d_with(kml_graph *g, kml_tensor x, kml_pool_options o);
-/* (C,H,W) -> (C,height,width), and -> (C,1,1): the mean of each part. */
+/* (C,H,W) -> (C,height,width), and (C,H,W) -> (C,1,1): the mean of each part. */
 KML_API kml_tensor kml_adaptive_avg_pool2d(kml_graph *g, kml_tensor x, int height, int width);
 KML_API kml_tensor kml_global_avg_pool2d(kml_graph *g, kml_tensor x);
 /* Likewise: the largest of each part. Not on a GPU. */
@@ -184,7 +189,7 @@ KML_API kml_tensor kml_global_max_pool2d(kml_graph *g, kml_tensor x);
 
 /* ---- joining and shaping ------------------------------------------------------------------- */
 
-/* Element by element; equal shapes, or one of them (C,1,1) (squeeze and excite). */
+/* Element by element; equal shapes, or one tensor of (C,1,1) (squeeze and excite). */
 KML_API kml_tensor kml_add(kml_graph *g, kml_tensor a, kml_tensor b);
 KML_API kml_tensor kml_mul(kml_graph *g, kml_tensor a, kml_tensor b);
 /* Along the channels: kml_concat(g, a, b, c), up to 64 tensors of equal height and width. */
@@ -194,26 +199,27 @@ KML_API kml_tensor kml_mul(kml_graph *g, kml_tensor a, kml_tensor b);
 KML_API kml_tensor kml_concat_all(kml_graph *g, const kml_tensor *x, size_t count);
 /* (C,H,W) -> (C*H*W), rows of each channel one after the other. */
 KML_API kml_tensor kml_flatten(kml_graph *g, kml_tensor x);
-/* Training: each element is kept with probability 1 - p and divided by it, or becomes 0; otherwise
- * x. Which are kept depends on (job's seed, epoch, sample, layer) alone. 0 <= p < 1. At most 256
- * in a model, each of up to 2^26 elements of a sample. */
+/* In training, each element is kept with probability 1 - p and divided by 1 - p, or becomes 0;
+ * otherwise returns x. The choice depends only on the job's seed, the epoch, the sample and the
+ * layer. 0 <= p < 1. At most 256 in a model, each with up to 2^26 elements a sample. */
 KML_API kml_tensor kml_dropout(kml_graph *g, kml_tensor x, double p);
-/* Channels of zeros before and after x's own. */
+/* (C,H,W) -> (before+C+after,H,W): adds channels of zeros before and after those of x. */
 KML_API kml_tensor kml_pad_channels(kml_graph *g, kml_tensor x, int before, int after);
 
-/* A whole model of the zoo ("resnet18", see `kubeml zoo list`) with `outputs` outputs. Its stem
- * follows from x's size; "resnet18,stem=cifar" and "resnet18,stem=imagenet" say which. Flips, crops
- * and scaling are .transform's. */
+/* A whole model of the zoo ("resnet18", see `kubeml zoo list`) with `outputs` outputs. The size of
+ * x decides its stem; "resnet18,stem=cifar" and "resnet18,stem=imagenet" name one. For flips, crops
+ * and scaling use .transform. */
 KML_API kml_tensor kml_zoo(kml_graph *g, kml_tensor x, const char *name, int outputs);
 
 /* ---- optimizer: .optimizer = kml_sgd(...), kml_adam(...) or kml_adamw(...) ----------------- */
 
 typedef enum kml_optimizer_kind { KML_SGD, KML_ADAM, KML_ADAMW } kml_optimizer_kind;
 
-/* torch.optim's formulas. 0 means the default. What is given must be the kind's. */
+/* torch.optim's formulas. 0 means the default. An option that the kind does not have is an
+ * error. */
 typedef struct KML_NAMED kml_optimizer {
     kml_optimizer_kind kind;    /* SGD */
-    double weight_decay;        /* 0; AdamW: 0.01, -1 none */
+    double weight_decay;        /* 0; AdamW: 0.01, with -1 for none */
     double momentum, dampening; /* SGD: 0, 0 */
     bool nesterov;              /* SGD */
     double beta1, beta2, eps;   /* Adam, AdamW: 0.9, 0.999, 1e-8 */
@@ -249,20 +255,20 @@ typedef enum kml_schedule_kind {
     KML_PLATEAU,
 } kml_schedule_kind;
 
-/* torch.optim.lr_scheduler's formulas; `lr` is the job's learning rate; epochs count from 0. What
- * is given must be the kind's. */
+/* torch.optim.lr_scheduler's formulas; `lr` is the job's learning rate; epochs count from 0. An
+ * option that the kind does not have is an error. */
 typedef struct KML_NAMED kml_schedule {
     kml_schedule_kind kind;
     int every;                  /* step: epochs; must be given */
-    int at[KML_MILESTONES_MAX]; /* milestones: ascending epochs from 1; one must be given */
+    int at[KML_MILESTONES_MAX]; /* milestones: ascending epochs from 1; at least one */
     double gamma;               /* step, milestones, plateau: factor in (0, 1], 0.1 */
-    int epochs;                 /* cosine: length; the job's epochs after the warm-up */
+    int epochs;                 /* cosine: its length; the job's epochs less the warm-up */
     bool per_step;              /* cosine: changes with every batch */
     double min_lr;              /* cosine, plateau: 0 */
-    int patience, cooldown;     /* plateau: epochs; patience 0 means 10, -1 none */
+    int patience, cooldown;     /* plateau: epochs; patience 0 means 10, -1 means none */
     double threshold;           /* plateau: 1e-4, relative, below 1 */
-    /* any: the rate rises linearly from 0 first, batch by batch; the schedule, with all its epochs,
-     * counts from there */
+    /* any kind: 0; the rate first rises linearly from 0, batch by batch; the epochs of the schedule
+     * count from the end of the warm-up */
     int warmup_epochs;
 } kml_schedule;
 
@@ -285,24 +291,23 @@ typedef struct KML_NAMED kml_schedule {
 #define kml_plateau(...)                                                                           \
     {                                                                                              \
         .kind = KML_PLATEAU, __VA_ARGS__                                                           \
-    } /* lr * gamma where the validation                                                           \
-          loss has stopped to fall */
+    } /* lr * gamma once the validation                                                            \
+          loss stops falling */
 
-/* ---- what is done to a sample: .transform = kml_transform(...) ----------------------------- */
+/* ---- transform of a sample: .transform = kml_transform(...) -------------------------------- */
 
-/* uint8 images become x / 255 first. Flips and crops are for training alone and depend on (job's
- * seed, epoch, sample) alone. */
+/* uint8 images become x / 255 first. Flips and crops apply to training only, and depend only on the
+ * job's seed, the epoch and the sample. */
 typedef struct KML_NAMED kml_transform {
-    bool flip; /* left and right swapped, with probability 1/2 */
-    /* pads by so many zeros and cuts the size out again at a random place; at most 64, and less
-     * than both sides of an image */
+    bool flip; /* swaps left and right, with probability 1/2 */
+    /* pads each side by this many zeros, and cuts out the image's size at a random place; at most
+     * 64, and less than both sides of an image */
     int crop;
-    bool standardise; /* (x - mean) / std with the dataset's own mean and deviation of each channel
-                       */
-    /* (x - min) / (max - min), from 0 to 1 over the dataset's training samples, each channel by
-     * itself; not beside standardise or mean and std */
+    bool standardise; /* (x - mean) / std with the dataset's mean and deviation of each channel */
+    /* (x - min) / (max - min): from 0 to 1 over the dataset's training samples, each channel by
+     * itself; not together with standardise, or mean and std */
     bool min_max;
-    /* instead of standardise, with these: one number a channel */
+    /* as standardise, but with these values, one for each channel */
     float mean[KML_CHANNELS_MAX], std[KML_CHANNELS_MAX];
 } kml_transform;
 
@@ -311,47 +316,48 @@ typedef struct KML_NAMED kml_transform {
         __VA_ARGS__                                                                                \
     }
 
-/* ---- a step of one's own: .step = ... ------------------------------------------------------ */
+/* ---- your own training step: .step = ... --------------------------------------------------- */
 
 /* Called for every batch instead of the platform's own step, which is
  *     return kml_gradients(s) || kml_update(s, kml_learning_rate(s)) ? -1 : 0;
- * Returns 0, or -1 to end the job (after kml_step_fail, with its message). Must keep nothing
- * between two calls: a function that is replaced begins anew. */
+ * Returns 0, or -1 to end the job (after kml_step_fail: with its message). Must keep nothing
+ * between two calls, because a replaced function begins with nothing. */
 typedef int (*kml_step_function)(kml_step *s);
 
-/* Forward and backward over the batch: afterwards kml_batch_loss and kml_gradient_values are new.
- * It comes first: an update, or a look at the gradients, before it ends the job. 0, or -1 when the
- * batch cannot be computed. */
+/* Computes the batch forward and backward, and sets kml_batch_loss and kml_gradient_values. It must
+ * come first: kml_update, or a use of the gradients, before it ends the job. Returns 0, or -1 if
+ * the batch cannot be computed. */
 KML_API int kml_gradients(kml_step *s);
-/* One update of the optimizer with the gradients as they are now. */
+/* Makes one update of the optimizer with the present gradients. Returns 0, or -1 on failure. */
 KML_API int kml_update(kml_step *s, double lr);
 KML_API double kml_batch_loss(const kml_step *s);    /* mean over the batch */
-KML_API double kml_learning_rate(const kml_step *s); /* what the schedule says */
+KML_API double kml_learning_rate(const kml_step *s); /* of this batch, by the schedule */
 KML_API unsigned kml_epoch(const kml_step *s);       /* from 0 */
 KML_API int kml_batch_size(const kml_step *s);       /* samples in this batch */
-/* d loss / d parameter, all in one block with gaps, to be read and changed; NULL on failure. What
- * is written into the gaps does not count: they are zeros at the next call, and in the update. */
+/* d loss / d parameter, all in one block with gaps, to read and change; NULL on failure. Values
+ * written into the gaps have no effect: the gaps are zeros at the next call and in the update. */
 KML_API float *kml_gradient_values(kml_step *s, size_t *count);
 /* Scales the gradients so that their L2 norm is at most `max` (torch.nn.utils.clip_grad_norm_: by
- * max / (norm + 1e-6)). The norm as it was; NaN on failure. */
+ * max / (norm + 1e-6)). Returns the norm before; NaN on failure. */
 KML_API double kml_clip_gradient_norm(kml_step *s, double max);
-/* Keeps the message of this step's end; returns -1. */
+/* Sets the message with which this step ends the job; returns -1. */
 KML_API int kml_step_fail(kml_step *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- the function -------------------------------------------------------------------------- */
 
 typedef kml_tensor (*kml_model)(kml_graph *g, kml_tensor x);
 
-/* What the platform finds in the object. Made by KUBEML_FUNCTION, once in a program. */
+/* The symbol by which the platform knows the function. KUBEML_FUNCTION makes it, once in a
+ * program. */
 typedef struct kml_function {
     uint32_t abi, size;
     kml_model model;         /* must be given */
     kml_optimizer optimizer; /* SGD */
     kml_loss loss;           /* KML_CROSS_ENTROPY */
     kml_schedule schedule;   /* constant */
-    kml_transform transform; /* none but x / 255 for uint8 */
+    kml_transform transform; /* none, except x / 255 for uint8 */
     kml_step_function step;  /* the platform's */
-    double lr; /* of `kubeml run` without --lr: 0.01; a job's request always has one */
+    double lr; /* 0.01; for `kubeml run` without --lr alone: a job's request has its own */
 } kml_function;
 
 extern KML_API const kml_function kubeml_function;

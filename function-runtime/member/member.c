@@ -1,4 +1,4 @@
-/* member.c: see member.h. The computing thread's side; the connection is pslink.c's. */
+/* member.c: see member.h. The code of the computing thread; pslink.c has the connection. */
 #include "member.h"
 
 #include <errno.h>
@@ -65,7 +65,8 @@ static int make_reference(member *m, err *e)
     return 0;
 }
 
-/* Whether another try is due, of what passes by itself until then. */
+/* Pauses before another try, if the error is `passing`, which may pass by itself; false: it is
+ * another error, or the time is up. */
 static bool await(err_code passing, err *e, int *pause_ms, int64_t deadline_ms)
 {
     if (e->code != passing || clock_left_ms(deadline_ms) == 0)
@@ -76,13 +77,14 @@ static bool await(err_code passing, err *e, int *pause_ms, int64_t deadline_ms)
     return true;
 }
 
-/* A store that has lost everything is filled again by kubeml-ps. */
+/* Waits for the model: kubeml-ps restores it in a store that has lost everything. */
 static bool await_model(err *e, int *pause_ms, int64_t deadline_ms)
 {
     return await(ERR_NOT_FOUND, e, pause_ms, deadline_ms);
 }
 
-/* The store may be away for a moment (its Redis is restarted), or not made yet. */
+/* Attaches to the model store, which may be away for a moment (its Redis is restarted), or not made
+ * yet. */
 static int attach(member *m, int64_t deadline_ms, err *e)
 {
     int pause_ms = 5;
@@ -105,8 +107,9 @@ static int attach(member *m, int64_t deadline_ms, err *e)
     return make_reference(m, e);
 }
 
-/* The reference asked for is the mean that this process has published: the bytes need not travel.
- * The version alone would not tell, where the model store was put back to an older state. */
+/* Whether the wanted reference is the mean that this process has published: then it need not be
+ * fetched. The version alone does not decide, because an older state may have been restored in the
+ * model store. */
 static bool has_mean(member *m, int64_t version, int64_t deadline_ms)
 {
     modelstore_state at;
@@ -160,7 +163,7 @@ int member_slot(member *m, int slot, block *to, err *e)
         return 0;
     if (e->os_errno != ENOSPC)
         return -1;
-    member_tell_failed(m, "ModelStoreFull", e); /* the next one would find no more room */
+    member_tell_failed(m, "ModelStoreFull", e); /* a replacement would find no more room */
     return 1;
 }
 
@@ -182,13 +185,13 @@ int member_publish(member *m, const modelstore_publication *p, uint64_t *checksu
                  (long long)p->round + 1);
         if (e->code != ERR_NOMEM)
             return -1;
-        member_tell_failed(m, "ModelStoreFull", e); /* the next one would find no more room */
+        member_tell_failed(m, "ModelStoreFull", e); /* a replacement would find no more room */
         return 1;
     }
     return 0;
 }
 
-/* The trainer's own state. */
+/* Publishes the trainer's state. */
 static int publish(member *m, const modelstore_publication *p, err *e)
 {
     block to;
@@ -229,8 +232,8 @@ int member_unpack(const json_t *task, err *e, const char *format, ...)
     return rc == 0 ? 0 : err_set(e, ERR_INVALID, "task %s: %s", wire_type(task), at.text);
 }
 
-/* Function 0 makes the first model. It may have trained: the model store lost everything, and what
- * is drawn now is what a fresh function would draw. */
+/* Function 0 draws the first model. It may have trained before the model store lost everything: it
+ * draws the same weights as a new function. */
 static int do_init(member *m, const json_t *task, err *e)
 {
     json_int_t epoch = -1, round = 0, slot = 0, seed = 0;
@@ -250,12 +253,12 @@ static int do_init(member *m, const json_t *task, err *e)
                                 .slot = (int)slot};
     if (publish(m, &p, e) < 0)
         return -1;
-    /* Also of one that is over: it was merged, and kubeml-ps asks because it has no copy of it. */
+    /* Also sent when the round is over: kubeml-ps has merged this model, and asks for a copy. */
     pslink_send(m->link, json_pack("{s:s}", "type", "initialised"));
     return 0;
 }
 
-/* Steals the seal; NULL: it lies in the model store. */
+/* Reports the contribution. Steals `fingerprint`; NULL: the contribution is in the model store. */
 static void send_published(member *m, const train_order *o, const trainer_result *r, double fetch_s,
                            double publish_s, json_t *fingerprint)
 {
@@ -292,7 +295,7 @@ int member_begin(member *m, const train_order *o, double *fetch_s, double **hist
     member_enter(m, "fetch", o->epoch, o->round);
     block to;
     int rc = member_fetch(m, o->version, o->mean, e);
-    if (rc == 0 && !o->keep) /* before what would be trained in vain */
+    if (rc == 0 && !o->keep) /* without room for it, training would be in vain */
         rc = member_slot(m, (int)o->slot, &to, e);
     if (rc != 0)
         return rc;
@@ -449,7 +452,7 @@ int member_run(member *m, err *e)
         if (!task)
             return e->code == ERR_NONE ? 0 : -1;
         if (m->failed)
-            continue; /* it was told; what is left is `stop` */
+            continue; /* `failed` was reported; only `stop` is expected */
         rc = do_task(m, task, e);
     }
     return rc;

@@ -1,10 +1,11 @@
-/* member_device.c: functions of one job that are processes of their own on one GPU: averaged there.
+/* member_device.c: averages functions of one job that are processes of their own on one GPU.
  *
- * A function lends its model (engine_lend) and, when it is told to, leaves what it trained where it
- * is and tells its seal. Function 0 leads: it averages what the others lent, publishes that as its
- * own contribution, and lends it, so that the next reference need not come from the model store.
- * Whatever cannot be done here is told, or done through the model store: kubeml-ps
- * (ps/job/averaging.h) has the round trained again where that is needed. */
+ * A function offers its model by an IPC handle (engine_lend). With `keep` in a task it leaves the
+ * trained model on the GPU and reports its fingerprint. Function 0 is the reduce root: it averages
+ * the models of all functions, publishes the mean as its own contribution, and offers the mean by
+ * an IPC handle, so that the next reference need not come from the model store. A step that fails
+ * here is reported, or done through the model store: kubeml-ps (ps/job/averaging.h) has the round
+ * trained again where that is needed. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,10 +17,10 @@
 #include "common/modelstore/merge.h"
 #include "member_internal.h"
 
-/* ---- loans and sums as texts ----------------------------------------------------------------- */
+/* ---- IPC handles and sums as text ------------------------------------------------------------ */
 
 _Static_assert(MEMBER_IPC_HANDLE_BYTES > 2 * sizeof(backend_ipc_handle),
-               "a loan's text is two digits a byte");
+               "a handle's text is two digits a byte");
 
 void member_hex(const unsigned char *bytes, size_t count, char *out)
 {
@@ -72,7 +73,7 @@ static void write_sum(uint64_t sum, char out[20])
     snprintf(out, 20, "%016" PRIx64, sum);
 }
 
-/* ---- lending --------------------------------------------------------------------------------- */
+/* ---- offering the model ---------------------------------------------------------------------- */
 
 void member_lend(member *m)
 {
@@ -106,13 +107,13 @@ json_t *member_fingerprint(member *m)
 
 /* ---- the mean -------------------------------------------------------------------------------- */
 
-/* Only if it is the reference that the model store has: its checksum is asked for, not its bytes.
- */
+/* Takes the mean only if it is the model store's present reference, which the checksum shows: the
+ * bytes are not fetched. */
 static int adopt(member *m, int64_t version, const json_t *mean, int64_t deadline_ms, err *e)
 {
     const char *text = NULL, *sum, *checksum;
     json_int_t step;
-    int ask = 0; /* summed between GPUs: every function has it */
+    int ask = 0; /* other than 0: summed between GPUs, and every function has the mean */
     uint64_t published;
     backend_ipc_handle ipc_handle;
     engine_fingerprint fingerprint;
@@ -142,7 +143,7 @@ bool member_adopt(member *m, int64_t version, const json_t *mean, int64_t deadli
     return false;
 }
 
-/* ---- leading --------------------------------------------------------------------------------- */
+/* ---- the reduce root ------------------------------------------------------------------------- */
 
 int member_reduce_root(member *m, const json_t *task, err *e)
 {
@@ -166,7 +167,7 @@ int member_reduce_root(member *m, const json_t *task, err *e)
     return 0;
 }
 
-/* The weights of those that trained, as common/modelstore/merge.h computes them. */
+/* Reads the models that trained, with the weights that common/modelstore/merge.h computes. */
 static int read_models(const json_t *models, bool lent, average_order *o, err *e)
 {
     uint64_t samples[ENGINE_AVERAGE_MAX];
@@ -185,7 +186,7 @@ static int read_models(const json_t *models, bool lent, average_order *o, err *e
                         "step", &step) != 0)
             return err_set(e, ERR_INVALID, "task average: a model of another form");
         if (count <= 0)
-            continue; /* it has no weight, and is not read */
+            continue; /* the model has no weight, and is not read */
         if ((lent && read_ipc_handle(ipc_handle, &p->where, e) != 0) ||
             read_sum(sum, &p->fingerprint.sum, e) != 0)
             return -1;
@@ -245,7 +246,7 @@ int member_publish_mean(member *m, const average_order *o, uint64_t *checksum, e
     return rc > 0 ? err_set(e, ERR_STALE, "the round was over already") : rc;
 }
 
-/* What the others lent, published as what this function trained would be. */
+/* Averages the functions' models, and publishes the mean like a contribution of this function. */
 static int average_lent(member *m, average_order *o)
 {
     engine *g = trainer_engine(m->trainer);

@@ -43,7 +43,7 @@ static int take_int(const json_t *from, const char *field, int min, int max, int
     return 0;
 }
 
-/* What the function is booked with; without a place that is what the job asks for. */
+/* Reads the GPU memory that is booked for the function; without a place it is the job's request. */
 static int read_gpu_share(const json_t *order, member *m, err *e)
 {
     const json_t *booked = json_object_get(order, "gpu_memory");
@@ -86,12 +86,12 @@ int member_read_order(const json_t *order, member *m, err *e)
     if (m->request.process == PROCESS_SHARED) {
         if (take_int(order, "functions", 1, GROUP_FUNCTIONS_MAX, &m->functions, e) != 0)
             return -1;
-        /* the process's share: what all of them have */
+        /* the process's share is the sum of its functions' shares */
         m->gpu_bytes *= (uint64_t)m->functions;
         m->request.gpu.memory_bytes *= (uint64_t)m->functions;
         m->request.gpu.threads *= m->functions;
         if (m->request.gpu.threads > 100)
-            m->request.gpu.threads = 100; /* there are no more */
+            m->request.gpu.threads = 100; /* percent: all threads */
     }
     if (json_is_string(json_object_get(order, "backend")) &&
         take_text(order, "backend", m->backend, sizeof m->backend, e) != 0)
@@ -117,7 +117,7 @@ const char *member_cpu(void)
     return name;
 }
 
-/* ---- the walls ------------------------------------------------------------------------------- */
+/* ---- the sandbox ----------------------------------------------------------------------------- */
 
 static void add_port(sandbox *s, uint16_t port)
 {
@@ -135,7 +135,8 @@ static void add_address(sandbox *s, const char *address)
         add_port(s, (uint16_t)strtoul(colon + 1, NULL, 10));
 }
 
-/* Chunks are read all the while, by connections that the store's driver makes as it needs them. */
+/* Allows the store's files and ports: chunks are read during training, and the store's driver makes
+ * connections as it needs them. */
 static void add_store(sandbox *s, int reads, const store_reach *reach)
 {
     for (int i = 0; reach->files[i]; i++)
@@ -144,7 +145,7 @@ static void add_store(sandbox *s, int reads, const store_reach *reach)
         add_port(s, reach->tcp_ports[i]);
 }
 
-/* Its places on this host are dialled again where a connection breaks. */
+/* Whether the function dials a Unix socket again after a connection breaks. */
 static bool dials_unix_sockets(const member *m)
 {
     return strncmp(m->address, "unix:", 5) == 0 || strncmp(m->access.address, "unix:", 5) == 0;
@@ -152,8 +153,8 @@ static bool dials_unix_sockets(const member *m)
 
 static int enter_sandbox(member *m, bool on_gpu, err *e)
 {
-    /* The kernel's limit is one for every file: the longer of its log and what it keeps of its
-     * dataset. */
+    /* The kernel has one limit for all files: the larger of the log's and the dataset's scratch
+     * file's. */
     uint64_t kept = dataset_scratch_bytes(m->data);
     sandbox s = {.file_bytes = kept > log_bytes_max ? kept : log_bytes_max,
                  .open_files = OPEN_FILES_MAX};
@@ -167,12 +168,12 @@ static int enter_sandbox(member *m, bool on_gpu, err *e)
     int devices_count = function_gpu_devices(devices);
     for (int i = 0; i < devices_count; i++)
         s.write_folders[writes++] = devices[i];
-    /* NCCL has sockets of its own, and CUDA, and MPS beneath it. */
+    /* NCCL and CUDA make sockets, and so does MPS under CUDA. */
     s.listens = m->unsandboxed_thread || on_gpu || devices_count > 0;
     s.unix_sockets = s.listens || reach.unix_sockets || dials_unix_sockets(m);
     if (m->object_path[0])
         s.read_folders[reads++] = m->object_path;
-    /* a backend asks how large the caches are */
+    /* the backends read the sizes of the caches */
     s.read_folders[reads++] = "/sys/devices/system/cpu";
     if (function_gpu_libraries(libraries))
         /* cuDNN loads parts of itself when they are first used */
@@ -216,15 +217,14 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
                         .seed = m->request.seed,
                         .backend = m->backend[0] ? m->backend : NULL,
                         .reset_optimizer = m->request.optimizer_state == STATE_RESET,
-                        .blank = true, /* of one function alone is the first model wanted */
+                        .blank = true, /* function 0 alone draws the first model, on `init` */
                         .precision = (backend_precision)m->request.precision,
                         .device_memory = m->engine_bytes,
                         .begun = member_begun,
                         .begun_of = m};
     if (m->request.process != PROCESS_SHARED)
         return trainer_open(&c, &m->trainer, reason, e);
-    /* Steps of the user's own may keep something between two lines of theirs: not at the same time.
-     */
+    /* A user's own step may have static state: then the functions train one after the other. */
     group_config all = {.trainer = c,
                         .functions = m->functions,
                         .gpus = 1,
@@ -272,7 +272,7 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
     crash_watch(who);
     crash_phase("load the code", -1, -1);
     snprintf(reason, TRAINER_REASON_BYTES, "DataError");
-    /* where the controller's files are not ours */
+    /* set where this pod does not see the controller's files */
     const json_t *bytes = json_object_get(order, "object_bytes");
     int rc = dataset_open(m->locator, &m->data, e);
     if (rc != 0)
@@ -289,7 +289,7 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
     if (rc == 0 && known && strcmp(m->backend, "cpu") != 0)
         backend_autotune_load("cuda", known);
     m->usage = usage_open();
-    /* by now CUDA has started here, or never will */
+    /* CUDA has started by now, or never will */
     if (rc == 0 && (rc = gpu_engine_bytes(m->gpu_bytes, usage_gpu_own_bytes(m->usage),
                                           &m->engine_bytes, e)) != 0)
         snprintf(reason, TRAINER_REASON_BYTES, "GpuMemory");
@@ -308,7 +308,7 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
         else if (m->gpu_bytes)
             log_info("the engine may take %.1f MiB of GPU memory, of a share of %.1f MiB",
                      (double)m->engine_bytes / 0x1p20, (double)m->gpu_bytes / 0x1p20);
-        /* an order says "auto" to those alone that have one */
+        /* an order has "auto" only for a function with a place on a GPU */
         if (!cuda && strcmp(m->backend, "auto") == 0)
             note_no_gpu(m, no_gpu.message);
         return 0;

@@ -1,11 +1,12 @@
-/* member_ranks.c: functions of one job that are processes of their own, each on a GPU of its own:
- * ranks of one of NCCL's communicators (`merge: nccl`). ps/job/averaging.h says who asks for what.
+/* member_ranks.c: averages functions of one job that are processes of their own, each on its own
+ * GPU: ranks of an NCCL communicator (`merge: nccl`). ps/job/averaging.h has the sequence of
+ * messages.
  *
- * A function leaves what it trained where it is, as in member_device.c; asked for the mean, all of
- * them sum, each into memory of its own, and rank 0 publishes it. A model is what it was sealed as
- * until then, so that a sum of which a rank was lost can be tried again by those that are left and
- * its replacement. Nobody waits for ever: for longer than MEMBER_RANKS_MS, or once kubeml-ps says
- * that the communicator is over or cannot be heard. */
+ * A function leaves its trained model on its GPU, as in member_device.c. When kubeml-ps asks for
+ * the mean, all ranks sum, each into its own memory, and the root rank publishes the mean. A model
+ * does not change until then: if a rank is lost, the other ranks and its replacement can sum again.
+ * No rank waits for ever: a wait ends after MEMBER_RANKS_MS, when kubeml-ps gives the communicator
+ * up, or when the connection to kubeml-ps is lost. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -30,7 +31,7 @@ static int wait(void *user, err *e)
 {
     patience *p = user;
     if (!p->waited)
-        failpoint(p->failpoint); /* in the middle of it */
+        failpoint(p->failpoint); /* in the middle of the call */
     p->waited = true;
     if (pslink_left(p->m->link, p->m->comm.set, p->m->comm.dials))
         return err_set(e, ERR_CANCELLED, "kubeml-ps gave the communicator up");
@@ -41,7 +42,7 @@ static int wait(void *user, err *e)
     return 0;
 }
 
-/* ---- calls on the thread outside ------------------------------------------------------------- */
+/* ---- calls on the unsandboxed thread --------------------------------------------------------- */
 
 typedef struct call {
     member *m;
@@ -112,7 +113,7 @@ void member_offer_rank(member *m)
         snprintf(m->no_rank, sizeof m->no_rank, "%s", e.message);
 }
 
-/* What it was asked for, or why not. Steals `answer`. */
+/* Sends `answer`, or the error if rc is not 0. Steals `answer`, which may be NULL. */
 static int tell(member *m, json_t *answer, const char *type, int set, int rc, const err *why)
 {
     json_t *told = answer ? answer : json_object();
@@ -171,7 +172,7 @@ int member_connect(member *m, const json_t *task, err *e)
 
 /* ---- the mean -------------------------------------------------------------------------------- */
 
-/* Only what was sealed is part of a mean. */
+/* Checks that the model still has the fingerprint of the order: nothing else is averaged. */
 static int check_fingerprint(member *m, const average_order *o, int own, err *e)
 {
     engine_fingerprint now;

@@ -1,8 +1,8 @@
 /* member_shared.c: the tasks of a process that all functions of a job share. Its frames name the
- * functions; it fetches once, the functions train at the same time, and what is published is their
- * mean: one contribution, whose samples are the sum. So a process that dies leaves all of a round's
- * work or none. What it published and is the next reference it has already: only the checksum is
- * looked at. */
+ * functions. The process fetches once, the functions train at the same time, and it publishes their
+ * mean as one contribution, whose samples are the sum of theirs. So a process that dies leaves all
+ * of a round's work, or none of it. If its mean is the next reference, it does not fetch it: it
+ * compares the checksum only. */
 #include <stdlib.h>
 
 #include "common/base/cleanup.h"
@@ -10,7 +10,7 @@
 #include "common/base/failpoint.h"
 #include "member_internal.h"
 
-/* In their order, no function twice. */
+/* Checks that the functions are of this process, in ascending order. */
 static int check_functions(const group_part *parts, int n, json_int_t parallelism, int functions,
                            err *e)
 {
@@ -75,7 +75,7 @@ static void send_published(member *m, const train_order *o, const group_part *pa
                                    "train", training, "publish", publish_s));
 }
 
-/* A model that is not finite is told: nobody could merge it. */
+/* Publishes the mean. Reports a mean that is not finite, which could not be merged. */
 static int publish(member *m, const train_order *o, const group_part *parts, int n, err *e)
 {
     block to;
@@ -86,7 +86,7 @@ static int publish(member *m, const train_order *o, const group_part *parts, int
                                 .incarnation = m->incarnation,
                                 .samples = samples_of(parts, n),
                                 .slot = (int)o->slot};
-    m->mean.version = -1; /* the slot may be the same */
+    m->mean.version = -1; /* this may overwrite the slot of the last mean */
     int rc = member_slot(m, p.slot, &to, e);
     if (rc != 0)
         return rc;

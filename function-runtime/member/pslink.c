@@ -1,5 +1,5 @@
-/* pslink.c: see pslink.h. `lock` guards everything below it in the struct; `wake` is an eventfd
- * that interrupts the thread's poll, `arrived` wakes the computing thread. */
+/* pslink.c: see pslink.h. `lock` guards the members below it in the struct; `wake` is an eventfd
+ * that interrupts the thread's poll; `arrived` wakes the computing thread. */
 #include "pslink.h"
 
 #include <errno.h>
@@ -16,11 +16,11 @@
 #include "common/base/log.h"
 #include "common/net/wire.h"
 
-enum { CONNECT_TRY_MS = 500 }; /* while it connects it does not see that it is closed */
+enum { CONNECT_TRY_MS = 500 }; /* short, because the thread does not see a close meanwhile */
 
 struct pslink {
     pslink_config config;
-    wire *wire; /* the thread's own once it runs */
+    wire *wire; /* owned by the thread once it runs */
     pthread_t thread;
     int wake;
 
@@ -28,13 +28,13 @@ struct pslink {
     pthread_cond_t arrived;
     json_t *tasks[PSLINK_TASKS_MAX]; /* a ring */
     size_t task_first, task_count;
-    json_t *current; /* a copy to compare with; the task being worked on */
+    json_t *current; /* a copy of the task in progress, to compare with */
     json_t *out;     /* array of messages to be sent */
     const char *phase;
     int64_t epoch, round;
     void (*look)(const void *, pslink_state *);
     const void *look_at;
-    int left; /* the last set that is over; 0: none */
+    int left; /* the `set` of the last `leave`; 0: none */
     unsigned dials;
     bool begun;
     bool closing, over;
@@ -68,7 +68,7 @@ static int drain(int eventfd, err *e)
                : 0;
 }
 
-/* Waits for the answer to what was sent, or until the link is closed. */
+/* Waits for the answer to `hello`, or until the link is closed. */
 static int receive_answer(pslink *l, wire *w, json_t **out, int64_t deadline_ms, err *e)
 {
     int rc;
@@ -87,7 +87,8 @@ static int receive_answer(pslink *l, wire *w, json_t **out, int64_t deadline_ms,
     return rc < 0 ? -1 : 0;
 }
 
-/* `opening` is queued: what the socket does not take at once the thread sends. */
+/* Does the handshake. `opening` is only queued: the thread sends the part that the socket does not
+ * take at once. */
 static int introduce(pslink *l, wire *w, int64_t deadline_ms, err *e)
 {
     json_t *answer = NULL;
@@ -111,7 +112,7 @@ static wire *dial(pslink *l, int64_t connect_deadline_ms, int64_t deadline_ms, e
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* The end for both sides; the lock is held. */
+/* Ends the link for both threads; the lock is held. */
 static void end(pslink *l, const err *why)
 {
     l->over = true;
@@ -120,7 +121,8 @@ static void end(pslink *l, const err *why)
     pthread_cond_broadcast(&l->arrived);
 }
 
-/* A message has one owner at a time: its count of references is not for two threads at once. */
+/* Takes a message from kubeml-ps. A message has one owner at a time: jansson's reference counts are
+ * not for two threads at once. */
 static void take(pslink *l, json_t *m)
 {
     const char *type = wire_type(m);
@@ -153,7 +155,7 @@ static int receive_all(pslink *l, err *e)
     return rc;
 }
 
-/* The lock is held. */
+/* Makes a heartbeat; the lock is held. */
 static json_t *heartbeat(const pslink *l)
 {
     pslink_state now = {0};
@@ -178,7 +180,7 @@ static int send_heartbeat(pslink *l, err *e)
     return rc;
 }
 
-/* A message leaves the queue when the socket's queue has it. */
+/* Sends the queued messages. A message leaves the queue when the wire's buffer has it. */
 static int send_queued(pslink *l, err *e)
 {
     for (;;) {
@@ -201,7 +203,7 @@ static int send_queued(pslink *l, err *e)
     }
 }
 
-/* One turn: waits for something to happen and does it. */
+/* One turn of the thread: waits for an event, and handles it. */
 static int turn(pslink *l, int64_t *beat_ms, err *e)
 {
     struct pollfd p[2] = {{wire_fd(l->wire), POLLIN, 0}, {l->wake, POLLIN, 0}};
@@ -221,7 +223,7 @@ static int turn(pslink *l, int64_t *beat_ms, err *e)
     return send_queued(l, e) != 0 || wire_flush(l->wire, e) != 0 ? -1 : 0;
 }
 
-/* Is there nothing more to do, or no time left for it? */
+/* Whether the link is closing, and there is nothing more to send or no time left. */
 static bool finished(pslink *l)
 {
     pthread_mutex_lock(&l->lock);
@@ -245,8 +247,8 @@ static int dial_again(pslink *l, err *e)
             return -1;
         if (clock_left_ms(deadline_ms) == 0)
             return err_wrap(e, "kubeml-ps did not come back in %d s", PSLINK_REDIAL_MS / 1000);
-        /* Who wakes the thread may have closed the link; what else is sent waits in `out`, and must
-         * not make every pause none. */
+        /* A wake-up may mean that the link is closed. Messages that were queued wait in `out`;
+         * their wake-up is drained, so that it does not end every later pause too. */
         struct pollfd p = {l->wake, POLLIN, 0};
         if (poll(&p, 1, pause_ms) > 0 && drain(l->wake, e) != 0)
             return -1;
@@ -255,7 +257,7 @@ static int dial_again(pslink *l, err *e)
     return err_set(e, ERR_CANCELLED, "closed");
 }
 
-/* Another kubeml-ps counts its sets anew. */
+/* Forgets `leave`: another kubeml-ps begins to number communicators again. */
 static void forget_sets(pslink *l)
 {
     pthread_mutex_lock(&l->lock);
@@ -295,7 +297,7 @@ static void wake(pslink *l)
 {
     uint64_t one = 1;
     ssize_t wrote = write(l->wake, &one, sizeof one);
-    (void)wrote; /* full: it is awake */
+    (void)wrote; /* it fails when the counter is full: the thread is awake then */
 }
 
 int pslink_open(const pslink_config *c, pslink **out, err *e)
@@ -311,7 +313,7 @@ int pslink_open(const pslink_config *c, pslink **out, err *e)
     int64_t deadline_ms = clock_deadline_ms(PSLINK_DIAL_MS);
     if (rc == 0 && !(l->wire = dial(l, deadline_ms, deadline_ms, e)))
         rc = -1;
-    /* Signals are for the computing thread, which has the stack to say what happened. */
+    /* Signals go to the computing thread, which has the signal stack for crash.c. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -375,7 +377,7 @@ json_t *pslink_task(pslink *l, err *e)
 void pslink_send(pslink *l, json_t *message)
 {
     pthread_mutex_lock(&l->lock);
-    json_decref(l->current); /* answered: the same task again would be a new one */
+    json_decref(l->current); /* the task is answered: an equal task is a new one from now on */
     l->current = NULL;
     if (!message || json_array_append_new(l->out, message) != 0) {
         err e = ERR_INIT;
@@ -416,7 +418,7 @@ void pslink_begun(pslink *l)
     pthread_mutex_lock(&l->lock);
     bool first = !l->begun;
     l->begun = true;
-    /* without it the next one tells */
+    /* if there is no memory, the next heartbeat reports it */
     json_t *m = first ? heartbeat(l) : NULL;
     if (m && json_array_append_new(l->out, m) != 0)
         log_warn("no memory for a heartbeat");

@@ -1,11 +1,11 @@
 /* pslink.h: a function's connection to its kubeml-ps, on a thread of its own.
  *
- * The thread owns the socket: it says hello and ready, sends a heartbeat every 500 ms whatever the
- * computing thread does, hands tasks over one by one and sends what comes back. When kubeml-ps goes
- * away it dials again for PSLINK_REDIAL_MS, says hello and ready anew, and sends what was not sent
- * yet. `leave` is no task: what is being done may be waiting for others, and has to hear of it. A
- * task that is the same as the one being worked on (asked again by a kubeml-ps that came back) is
- * answered by that work, not done twice. */
+ * The thread owns the socket. It sends `hello` and `ready`, then a heartbeat every 500 ms whatever
+ * the computing thread does. It gives tasks to the computing thread one by one, and sends its
+ * messages. When kubeml-ps goes away, it dials again for PSLINK_REDIAL_MS, sends `hello` and
+ * `ready` again, then the messages that were not sent yet. `leave` is no task: the task in progress
+ * may wait for other functions, and must see it at once. A task equal to the one in progress, which
+ * a kubeml-ps that came back sends again, is not done twice: the work in progress answers it. */
 #ifndef KUBEML_PSLINK_H
 #define KUBEML_PSLINK_H
 
@@ -29,36 +29,39 @@ typedef struct pslink_config {
     const char *address;
     json_t *hello;   /* borrowed until pslink_close: the first frame */
     json_t *opening; /* likewise: the second, `ready` or `failed` */
-    usage *usage;    /* likewise: told with each heartbeat; NULL: not */
+    usage *usage;    /* likewise: sent with each heartbeat; NULL: not */
 } pslink_config;
 
-/* Dials, and returns when kubeml-ps has said welcome; starts the thread. ERR_UNAVAILABLE,
- * ERR_TIMEOUT, ERR_STALE or whatever code kubeml-ps refused with. */
+/* Dials, and returns after kubeml-ps has sent `welcome`; starts the thread. ERR_UNAVAILABLE,
+ * ERR_TIMEOUT, ERR_STALE, or another code with which kubeml-ps refuses. */
 int pslink_open(const pslink_config *c, pslink **out, err *e);
-/* Sends what is queued (until the deadline) where kubeml-ps is connected; ends the thread, which
- * may be half a second into connecting. NULL is fine. */
+/* Sends the queued messages, until the deadline, if kubeml-ps is connected; then ends the thread,
+ * which may take half a second while it connects. NULL is fine. */
 void pslink_close(pslink *l, int64_t deadline_ms);
 
-/* Waits for the next task: a new reference, which is the current one until the next call. NULL when
- * it is over: `stop`, or kubeml-ps did not come back (e is set then, else e->code stays
- * ERR_NONE). */
+/* Waits for the next task. Returns a new reference; the task is in progress until the next call.
+ * NULL: the connection is over, after `stop` (e->code stays ERR_NONE), or because kubeml-ps did not
+ * come back (e is set). */
 json_t *pslink_task(pslink *l, err *e);
-/* Queues a message; steals the reference (NULL: memory is gone). */
+/* Queues a message; steals the reference. NULL means that memory is gone, and ends the link. */
 void pslink_send(pslink *l, json_t *message);
-/* How often the connection was lost so far; and whether kubeml-ps has said `leave` of that set or a
- * later one, or the connection was lost since there were that many. From any thread. */
+/* How often the connection was lost so far. From any thread. */
 unsigned pslink_dials(pslink *l);
+/* Whether kubeml-ps has sent `leave` for that communicator (`set`) or a later one, or the
+ * connection was lost since pslink_dials gave `dials`. From any thread. */
 bool pslink_left(pslink *l, int set, unsigned dials);
-/* What the heartbeats tell. `phase` is a literal. */
+/* Sets the fields of the heartbeats. `phase` is a literal. */
 void pslink_phase(pslink *l, const char *phase, int64_t epoch, int64_t round);
-/* The first batch is trained: a heartbeat says so now, and each one after it. From any thread. */
+/* The first batch is trained: sends a heartbeat with `begun` now, and later ones have it too. From
+ * any thread. */
 void pslink_begun(pslink *l);
 typedef struct pslink_state {
-    uint32_t batches; /* so far, and whatever else is progress */
-    char waits[300];  /* for which store that does not answer, and how; empty: for none */
+    uint32_t batches; /* batches so far, and other progress */
+    char waits[300];  /* the store that does not answer, and the trouble; "": none is waited for */
 } pslink_state;
 
-/* Asked at each heartbeat, from any thread; fills in a zeroed state. NULL: nothing to tell. */
+/* Sets a function that is called at each heartbeat, from any thread, and fills in a zeroed state.
+ * NULL: none. */
 void pslink_progress(pslink *l, void (*look)(const void *of, pslink_state *out), const void *of);
 
 #endif

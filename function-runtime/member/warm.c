@@ -26,7 +26,7 @@ typedef struct connection {
 typedef struct warm {
     int listen_fd;
     const char *token;
-    json_t *gpu; /* NULL: it says none */
+    json_t *gpu; /* the field `gpu` of welcome; NULL: none */
     connection connections[WARM_CONNECTIONS_MAX];
 } warm;
 
@@ -73,7 +73,7 @@ static void accept_one(warm *w)
     wire_close(got);
 }
 
-/* 1: it is an order; 0: it was answered, or ended the connection. */
+/* Takes a message. 1: it is an order; 0: it was answered, or has ended the connection. */
 static int answer(warm *w, connection *c, const json_t *m)
 {
     err e = ERR_INIT;
@@ -101,7 +101,7 @@ static int answer(warm *w, connection *c, const json_t *m)
     return 0;
 }
 
-/* Everything that came on it; 1 with the order. */
+/* Takes all messages of a connection; 1: *order is the order. */
 static int serve_connection(warm *w, connection *c, json_t **order)
 {
     while (c->wire) {

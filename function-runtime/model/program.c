@@ -18,7 +18,7 @@ struct program {
     zoo_options zoo_options;
     kml_function zoo_function;
     transform transform;
-    int outputs; /* what the model is asked to have; 0 until the dataset is known */
+    int outputs; /* the outputs that the model is asked for; 0 until the dataset is known */
 };
 
 static void read_transform(const kml_transform *from, transform *to)
@@ -65,8 +65,8 @@ int program_open_fd(int fd, program **out, err *e)
     return program_open_object(path, out, e);
 }
 
-/* A model without code trains with the usual settings; `kubeml zoo list --help` and
- * docs/guides/functions.md say which, and which of them its text may change. */
+/* A model of the zoo trains with default settings. `kubeml zoo list --help` and
+ * docs/guides/functions.md describe them, and the settings that `text` can change. */
 int program_open_zoo(const char *text, program **out, err *e)
 {
     zoo_options o = {0};
@@ -120,8 +120,9 @@ const transform *program_transform(const program *p)
     return &p->transform;
 }
 
-/* The model may have more outputs than the dataset has classes; the trainer checks that it has not
- * fewer. So the engine is not told a number, and the builder is. */
+/* Builds the graph. The model may have more outputs than the dataset has classes; the trainer
+ * checks that it does not have fewer. So the model gets a number of outputs, but the engine does
+ * not. */
 static int build(graph *g, int x, int outputs, void *user)
 {
     program *p = user;

@@ -1,4 +1,5 @@
-/* program.h: what a job trains: an uploaded function's shared object, or a model of the zoo. */
+/* program.h: the program that a job trains: an uploaded function's shared object, or a model of the
+ * zoo. */
 #ifndef KUBEML_PROGRAM_H
 #define KUBEML_PROGRAM_H
 
@@ -10,40 +11,40 @@
 
 typedef struct program program;
 
-/* Loads the object at `path` and runs its constructors: somebody else's code from here on. The
- * object stays loaded until the process ends. ERR_INVALID: not an object of this SDK (its ABI is
- * named). */
+/* Loads the object at `path` and runs its constructors: user code, which runs from here on. The
+ * object stays loaded until the process ends. ERR_UNSUPPORTED: it cannot be loaded, or is of
+ * another ABI (both are named); ERR_INVALID: it is no function. */
 int program_open_object(const char *path, program **out, err *e);
-/* The same from a descriptor, which may be closed afterwards. One in the life of a process: the
- * loader knows objects by their names, and a number that comes again would be the object that had
- * it before. */
+/* The same from a descriptor, which may be closed afterwards. Only once in a process: the loader
+ * knows objects by their names, and takes a second descriptor of the same number for the first
+ * object. */
 int program_open_fd(int fd, program **out, err *e);
-/* "resnet34", "resnet34,stem=cifar,flip=on,crop=4". ERR_NOT_FOUND with the nearest names,
- * ERR_INVALID: an option. */
+/* `text`: "resnet34", "resnet34,stem=cifar,flip=on,crop=4". ERR_NOT_FOUND with the nearest names,
+ * ERR_INVALID naming the option. */
 int program_open_zoo(const char *text, program **out, err *e);
 void program_close(program *p); /* NULL is fine */
-/* Before there is a job: ERR_INVALID: an option that its kind does not have, named. */
+/* For the check before a job. ERR_INVALID names an option that its kind does not have. */
 int program_check_options(const program *p, err *e);
-/* In a job, which may have begun when nothing was said of them: a warning, and they are passed
- * over. */
+/* Logs a warning about such options, which are ignored: the job may have begun with an older
+ * version, which did not check them. */
 void program_warn(const program *p);
 
 const char *program_name(const program *p);
 const transform *program_transform(const program *p);
-/* Everything engine_compile needs but input, threads, batch and seed. The program must outlive
- * it. */
+/* Fills in the fields that engine_compile needs, except input, threads, batch and seed. The program
+ * must outlive engine_compile. */
 void program_config(program *p, const dataset_info *data, engine_config *out);
-double program_default_lr(const program *p); /* the code's own */
-/* Does its schedule look at the validation losses of the epochs before? */
+double program_default_lr(const program *p); /* of the code */
+/* Whether its schedule needs the validation losses of the epochs before. */
 bool program_needs_history(const program *p);
-/* Told of one that does, where there will be none. */
+/* The message if it does, and there will be none. */
 #define PROGRAM_NO_HISTORY                                                                         \
     "the function's schedule (kml_plateau) goes by the validation losses, and nothing is "         \
     "validated between epochs: validate_every is 0, or the dataset has no test samples"
-/* The learning rate of a step: a pure function of its place. `lr` is what the request asks for. */
+/* The learning rate of a step, a pure function of the arguments. `lr`: of the request. */
 double program_lr(const program *p, double lr, int epochs, const schedule_point *at);
 bool program_has_step(const program *p);
-/* One update; by the code's own step where it has one. */
+/* Makes one update; by the code's own step if it has one. */
 int program_step(const program *p, engine *m, const engine_batch *b, double lr, engine_result *r,
                  err *e);
 

@@ -1,4 +1,5 @@
-/* sdk.c: the names of kubeml.h, as a thin layer over the engine's graph; see kubeml.h and sdk.h. */
+/* sdk.c: the functions of kubeml.h, a thin layer over the engine's graph; see kubeml.h and
+ * sdk.h. */
 #include "sdk.h"
 
 #include <math.h>
@@ -254,7 +255,7 @@ schedule sdk_schedule(const kml_function *f, int epochs)
     return to;
 }
 
-/* What a kind does not have is passed over. `kinds` has a bit for each that has it. */
+/* An option, and a bit in `kinds` for each kind that has it. Other kinds ignore it. */
 typedef struct option {
     const char *name;
     bool given;
@@ -396,8 +397,9 @@ int kml_gradients(kml_step *s)
     return 0;
 }
 
-/* Those of the batch before would lie there, or of none in a function that replaces another: the
- * job would end with other weights where one was killed. */
+/* Checks that there are gradients of this batch. Otherwise the gradients would be those of the
+ * batch before, or none in a function that replaces another: then a job with a killed function
+ * would end with other weights. */
 static int need_gradients(kml_step *s)
 {
     if (s->failed || s->computed)

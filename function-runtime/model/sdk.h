@@ -1,5 +1,5 @@
-/* sdk.h: what kubeml-function does with the kml_function of a user's object (kubeml.h): check it,
- * and turn it into the engine's terms. Nothing here blocks but what user code does itself. */
+/* sdk.h: checks the kml_function of a user's object (kubeml.h), and turns it into the engine's
+ * terms. Nothing here blocks, except user code itself. */
 #ifndef KUBEML_SDK_H
 #define KUBEML_SDK_H
 
@@ -10,24 +10,25 @@
 /* The symbol in the object. */
 #define SDK_SYMBOL "kubeml_function"
 
-/* ERR_UNSUPPORTED: another ABI (both are named). ERR_INVALID: no model, or a wrong number, named.
- */
+/* ERR_UNSUPPORTED: another ABI (both are named). ERR_INVALID: no model, or a wrong number, which is
+ * named. */
 int sdk_check(const kml_function *f, err *e);
-/* After sdk_check. ERR_INVALID: an option that its kind does not have, named; it is passed over. */
+/* Call after sdk_check. ERR_INVALID names an option that its kind does not have, which other
+ * functions ignore. */
 int sdk_check_options(const kml_function *f, err *e);
 
 /* The engine_builder: `user` is the const kml_function *. Calls user code. */
 int sdk_build(graph *g, int x, int outputs, void *user);
 
-/* After sdk_check: build, user, loss and optim of `c`; the rest is left alone. `f` must outlive the
- * engine's compile. */
+/* Call after sdk_check. Sets build, user, loss and optim of `c`, and nothing else. `f` must outlive
+ * engine_compile. */
 void sdk_config(const kml_function *f, engine_config *c);
 
-/* The schedule; `epochs` (the job's) is the length of a cosine that has none. */
+/* The schedule. A cosine without a length has the length of the job's `epochs` less the warm-up. */
 schedule sdk_schedule(const kml_function *f, int epochs);
 
-/* One training step: the user's own where there is one. As engine_train, and ERR_INVALID with the
- * user's message when it gives up. A step that computed no loss is ERR_INVALID. */
+/* Makes one training step; the user's own if there is one. Errors as engine_train, and ERR_INVALID
+ * with the user's message when the step gives up, or when it computes no loss. */
 int sdk_step(const kml_function *f, engine *m, const engine_batch *b, double lr, engine_result *r,
              err *e);
 

@@ -56,20 +56,20 @@ void transform_scale(const transform *t, const dataset_info *d, float *scale, fl
             std = d->max[c] - d->min[c];
         }
         if (!(std > 0.0f))
-            std = 1.0f; /* a channel that never varies */
+            std = 1.0f; /* the channel is constant */
         scale[c] = unit / std;
         shift[c] = -mean / std;
     }
 }
 
-/* The part [from, to) of 0..n-1 for which i + delta lies in it too. */
+/* The range [from, to) of i for which both i and i + delta are in [0, n). */
 static void overlap(int n, int delta, int *from, int *to)
 {
     *from = delta < 0 ? -delta : 0;
     *to = delta > 0 ? n - delta : n;
 }
 
-/* Rows are short: a call of memcpy for each would take longer than the copying. */
+/* Copies a row. Rows are short: a call of memcpy would take longer than the copy. */
 static inline void copy_row(unsigned char *to, const unsigned char *from, size_t len)
 {
     if (len < 8 || len > 128) {
@@ -78,15 +78,15 @@ static inline void copy_row(unsigned char *to, const unsigned char *from, size_t
     }
     for (size_t i = 0; i + 8 <= len; i += 8)
         memcpy(to + i, from + i, 8);
-    memcpy(to + len - 8, from + len - 8, 8); /* what is left, and some of it again */
+    memcpy(to + len - 8, from + len - 8, 8); /* the rest, and some bytes again */
 }
 
-/* The n values of a row, last first. */
+/* Copies the n values of a row in reverse order. */
 static void copy_mirrored(unsigned char *to, const unsigned char *from, int n, size_t each)
 {
     int i = 0;
     if (each == 1) {
-        for (; i + 8 <= n; i += 8) { /* eight at once: the bytes of a word, turned round */
+        for (; i + 8 <= n; i += 8) { /* eight bytes at once, by a byte swap of a word */
             uint64_t word;
             memcpy(&word, from + n - i - 8, sizeof word);
             word = __builtin_bswap64(word);
@@ -103,7 +103,7 @@ static void copy_mirrored(unsigned char *to, const unsigned char *from, int n, s
     }
 }
 
-/* [0, n) from 32 random bits; the bias of n / 2^32 is of no account here. */
+/* A number in [0, n) from 32 random bits; the bias of n / 2^32 does not matter here. */
 static int below(uint32_t bits, int n)
 {
     return (int)(((uint64_t)bits * (uint64_t)n) >> 32);

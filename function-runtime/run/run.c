@@ -1,6 +1,6 @@
-/* run.c: see run.h. Compiles with the machine's own compiler, reads a dataset of the local platform
- * or ingests files into a temporary store, and trains with the loop that jobs train with: one
- * process gives the losses of a job with one function. */
+/* run.c: see run.h. Compiles with the machine's compiler, reads a dataset of the local platform or
+ * ingests files into a temporary store, and trains with the training loop of jobs: one function
+ * gives the losses of a job with one function. */
 #include "run.h"
 
 #include <errno.h>
@@ -56,7 +56,7 @@ typedef struct options {
     uint64_t seed;
     bool json, regression;
     const char *layout_name; /* as given, or NULL */
-    const char *without;     /* of --init: what tensor_filter.h takes */
+    const char *without;     /* of --init-without: see tensor_filter.h */
     ingest_layout layout;
 } options;
 
@@ -67,10 +67,10 @@ typedef struct session {
     program *program;
     group *group;
     double lr;
-    int unwritten; /* errno of the first line that stdout did not take; 0: none */
+    int unwritten; /* errno of the first line that could not be written to stdout; 0: none */
 } session;
 
-/* A format: REQUEST_EPOCHS, _BATCH, _LR and _K stand in it. */
+/* A format, for REQUEST_EPOCHS, _BATCH, _LR and _K. */
 static const char usage[] =
     "usage: kubeml run FILE.c [MORE.c MORE.h] [options]\n"
     "       kubeml run --model NAME[,KEY=VALUE...] [options]\n"
@@ -250,7 +250,8 @@ static int take_option(options *o, int which, const char *text, err *e)
     }
 }
 
-/* What a named data set has from its upload is not said again, and files have no store. */
+/* Refuses options about labels and layout with --dataset, whose upload had them, and --store
+ * without --dataset. */
 static int check_data(const options *o, err *e)
 {
     if (o->dataset && o->data_count)
@@ -288,7 +289,7 @@ static int check_options(const options *o, err *e)
     return check_data(o, e);
 }
 
-/* What getopt_long would not take: of several letters in a word the one that was wrong. */
+/* The error for an option that getopt_long refuses; of several letters in a word, the wrong one. */
 static int refuse(const char *word, err *e)
 {
     if (optopt > ' ' && optopt < 127)
@@ -297,14 +298,14 @@ static int refuse(const char *word, err *e)
     return err_set(e, ERR_INVALID, value ? "%.80s: it takes no value" : "no option %.80s", word);
 }
 
-/* All functions compute at once, as a job's do. */
+/* The threads of each function, all of which compute at the same time, as in a job. */
 static int default_threads(int functions)
 {
     int each = parallel_cores() / functions;
     return each < 1 ? 1 : each < 8 ? each : 8;
 }
 
-/* 1: help was wanted. */
+/* Parses the arguments. 1: --help was given. */
 static int parse(int argc, char **argv, options *o, err *e)
 {
     *o = (options){.epochs = REQUEST_EPOCHS,
@@ -338,7 +339,8 @@ static int parse(int argc, char **argv, options *o, err *e)
 
 /* ---- code ------------------------------------------------------------------------------------ */
 
-/* Beside the installed program, in the source tree it was built in, or where the variable says. */
+/* Finds the folder of kubeml.h: KUBEML_INCLUDE, beside the installed program, or in the source tree
+ * of the program. */
 static int include_dir(char out[PATH_MAX], err *e)
 {
     static const char *const places[] = {"../include/kubeml.h", "../include/kubeml/kubeml.h",
@@ -380,7 +382,7 @@ static int read_file(const char *path, builder_source *out, err *e)
     return 0;
 }
 
-/* The object goes to the loader through a nameless file. */
+/* Loads the object through a nameless file. */
 static int load_object(const builder_result *r, program **out, err *e)
 {
     cleanup_close int fd = memfd_create("kubeml-object", MFD_CLOEXEC);
@@ -402,7 +404,7 @@ static int build(const builder_source *files, size_t n, program **out, err *e)
     char sdk[PATH_MAX];
     if (include_dir(sdk, e) != 0)
         return -1;
-    scratch_folder folder; /* for who is ended meanwhile, by ^C say */
+    scratch_folder folder; /* removed even if the process is interrupted, as by ^C */
     if (scratch_folder_open(&folder, "kubeml-run-", e) != 0)
         return -1;
     builder_config c = {.include_dir = sdk,
@@ -505,8 +507,8 @@ static int ingest_into(session *s, const char *folder, err *e)
     return rc;
 }
 
-/* The user's code may end the process in any way: by then the copy of the files has no name, and is
- * the open dataset's alone. */
+/* Ingests the files into a temporary store, and removes the store while its dataset is open: the
+ * user's code, which is loaded later, may end the process in any way. */
 static int open_files(session *s, err *e)
 {
     scratch_folder folder;
@@ -523,7 +525,7 @@ static int open_data(session *s, err *e)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-/* 100, the default, is no goal. */
+/* Checks that the goal can be reached. 100, the default, is no goal. */
 static int check_goal(const session *s, err *e)
 {
     if (s->o.goal >= 100 || dataset_get_info(s->data)->classes)
@@ -554,7 +556,7 @@ static int begin(session *s, err *e)
                         .backend = s->o.gpu.memory_bytes ? "cuda" : s->o.backend,
                         .precision = (backend_precision)s->o.precision,
                         .device_memory = s->o.gpu.memory_bytes};
-    /* The code's own step may have a state that is no thread's: one after the other then. */
+    /* The code's own step may have static state: then the functions train one after the other. */
     group_config all = {
         .trainer = c,      .functions = s->o.functions,
         .gpus = s->o.gpus, .k = s->o.k,
@@ -574,8 +576,8 @@ static int begin(session *s, err *e)
                : group_copy_first(s->group, e);
 }
 
-/* Called after a line. The first that could not be written is what is told at the end; stdout may
- * have tried it before this does, and has let go of it then. */
+/* Flushes stdout after a line, and keeps the first error for the end. ferror shows an error of
+ * stdout before this call, which has dropped the bytes. */
 static void flush(session *s)
 {
     if ((fflush(stdout) != 0 || ferror(stdout)) && s->unwritten == 0)
@@ -634,8 +636,8 @@ static void report(session *s, int epoch, const trainer_result *t, const trainer
     flush(s);
 }
 
-/* After each epoch, so that a long training that is interrupted, or diverges, leaves what it had
- * come to. A pipe or a device gets the last ones alone. */
+/* Saves the weights after each epoch, so that a long training that is interrupted, or diverges,
+ * leaves its last weights. A pipe or a device gets only the final weights. */
 static int save(const session *s, bool last, err *e)
 {
     struct stat st;
@@ -691,7 +693,7 @@ static void end(session *s)
     crash_over();
 }
 
-/* For the shell's completion. */
+/* Prints the options, for the shell's completion. */
 static int describe(void)
 {
     for (const struct option *o = long_options; o->name; o++)

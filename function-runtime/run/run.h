@@ -1,4 +1,4 @@
-/* run.h: `kubeml run`: the same file that would be uploaded trains in one process, without
+/* run.h: `kubeml run`: trains the file that one would upload, in one process, without the
  * platform. */
 #ifndef KUBEML_RUN_H
 #define KUBEML_RUN_H

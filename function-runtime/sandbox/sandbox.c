@@ -1,5 +1,5 @@
-/* sandbox.c: see sandbox.h. Landlock's and seccomp's numbers are the kernel's ABI; those that a
- * distribution's headers may not have yet stand here. */
+/* sandbox.c: see sandbox.h. Landlock's and seccomp's numbers are the kernel's ABI. This file
+ * defines numbers that a distribution's headers may not have yet. */
 #include "sandbox.h"
 
 #include <errno.h>
@@ -28,13 +28,13 @@
 #include "common/base/cleanup.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1 /* their shadow memory is larger than any limit */
+#define SANITIZED 1 /* a sanitizer's shadow memory is larger than any limit */
 #else
 #define SANITIZED 0
 #endif
 
 #if defined(__SANITIZE_ADDRESS__)
-/* The search for leaks at the end forks and traces, which the walls forbid. */
+/* Turns off the search for leaks at the end, which forks and traces: the sandbox forbids both. */
 static bool inside;
 int __lsan_is_turned_off(void);
 __attribute__((visibility("default"))) int __lsan_is_turned_off(void)
@@ -48,7 +48,7 @@ __attribute__((visibility("default"))) int __lsan_is_turned_off(void)
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-/* Lowers a limit; what was lower already stays. */
+/* Lowers a limit; a lower limit stays. */
 static int limit(__rlimit_resource_t what, uint64_t value, const char *name, err *e)
 {
     struct rlimit now;
@@ -92,7 +92,7 @@ enum {
 #define LL_WRITE_FILE  (UINT64_C(1) << 1)
 #define LL_READ_FILE   (UINT64_C(1) << 2)
 #define LL_READ_DIR    (UINT64_C(1) << 3)
-#define LL_FILE_ALL_1  ((UINT64_C(1) << 13) - 1) /* of the first version */
+#define LL_FILE_ALL_1  ((UINT64_C(1) << 13) - 1) /* all rights of the first version */
 #define LL_MAKE_FILE   (UINT64_C(1) << 8)
 #define LL_REFER       (UINT64_C(1) << 13)
 #define LL_TRUNCATE    (UINT64_C(1) << 14)
@@ -130,7 +130,7 @@ static int allow_all(int ruleset, const sandbox *s, long abi, err *e)
 {
     uint64_t truncate = abi >= 3 ? LL_TRUNCATE : 0;
     for (int i = 0; i < SANDBOX_FOLDERS_MAX && s->write_folders[i]; i++)
-        /* Not to be listed: names in there cannot be guessed, and other jobs' files stay
+        /* No right to list the folder: its names cannot be guessed, so other jobs' files stay
          * unknown. */
         if (allow_folder(ruleset, s->write_folders[i], LL_READ_FILE | LL_WRITE_FILE | truncate,
                          e) != 0)
@@ -150,7 +150,7 @@ static int allow_all(int ruleset, const sandbox *s, long abi, err *e)
     return 0;
 }
 
-/* Gives the version that is in force, 0 where the kernel has none, -1 on error. */
+/* Returns the version in force; 0: the kernel has no Landlock; -1: error. */
 static long enter_landlock(const sandbox *s, err *e)
 {
     long abi = syscall(LL_CREATE_RULESET, NULL, 0, LL_VERSION);
@@ -181,7 +181,7 @@ static long enter_landlock(const sandbox *s, err *e)
     return abi;
 }
 
-/* ---- seccomp: what Landlock does not hold ---------------------------------------------------- */
+/* ---- seccomp: calls that Landlock does not restrict ------------------------------------------ */
 
 #if defined(__x86_64__)
 #define ARCH_HERE AUDIT_ARCH_X86_64
@@ -195,16 +195,16 @@ enum { FCHMODAT2 = 452, SETXATTRAT = 463, REMOVEXATTRAT = 466, FILE_SETATTR = 46
     BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offsetof(struct seccomp_data, field))
 #define RETURN(what) BPF_STMT(BPF_RET | BPF_K, (what))
 #define REFUSE(code) RETURN(SECCOMP_RET_ERRNO | (code))
-/* Whether what was loaded is `value`: how many steps are left out then, and how many otherwise. */
+/* Skips `yes` steps if the loaded word is `value`, and `no` steps otherwise. */
 #define IS(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), (yes), (no))
-/* One refused call: goes on behind it for others. */
+/* Refuses a call; other calls go on after this. */
 #define DENY(nr) IS(nr, 0, 1), REFUSE(EPERM)
-/* One that is refused where one of its arguments has this bit. */
+/* Refuses a call if an argument has this bit. */
 #define DENY_BIT(nr, arg, bit)                                                                     \
     IS(nr, 0, 4), LOAD(args[arg]), BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, (bit), 0, 1),              \
         REFUSE(EPERM), RETURN(SECCOMP_RET_ALLOW)
 
-/* 1 when it is in force, 0 where the kernel has none, -1 on error. */
+/* 1: the filter is in force; 0: the kernel has no seccomp; -1: error. */
 static int enter_seccomp(const sandbox *s, err *e)
 {
     const uint32_t self = (uint32_t)getpid(), type_bits = 0xf, no_call = UINT32_MAX;
@@ -231,7 +231,7 @@ static int enter_seccomp(const sandbox *s, err *e)
         DENY(SYS_rt_sigqueueinfo),
         DENY(SYS_rt_tgsigqueueinfo),
         DENY(SYS_tkill),
-        /* How much of the machine anybody gets. */
+        /* These change shares of the machine, of other processes too. */
         DENY(SYS_setpriority),
         DENY(SYS_sched_setscheduler),
         DENY(SYS_sched_setparam),
@@ -247,8 +247,8 @@ static int enter_seccomp(const sandbox *s, err *e)
         DENY(SYS_userfaultfd),
         DENY(SYS_keyctl),
         DENY(SYS_add_key),
-        /* Memory that no limit of the process counts and that stays when it ends; and what others
-         * of the same user share. */
+        /* System V memory is in no limit of the process, and stays when it ends; processes of the
+         * same user share these objects. */
         DENY(SYS_shmget),
         DENY(SYS_shmat),
         DENY(SYS_shmctl),
@@ -262,8 +262,8 @@ static int enter_seccomp(const sandbox *s, err *e)
         DENY(SYS_msgctl),
         DENY(SYS_mq_open),
         DENY(SYS_mq_unlink),
-    /* Landlock holds no watches, and these tell the names of what others make in a folder that
-     * may not be listed; by its handle a file is opened without one. */
+    /* Landlock does not restrict watches, which show the names of new files in a folder that may
+     * not be listed. A file handle opens a file without its name. */
 #if defined(__x86_64__)
         DENY(SYS_inotify_init),
 #endif
@@ -272,9 +272,9 @@ static int enter_seccomp(const sandbox *s, err *e)
         DENY(SYS_fanotify_init),
         DENY(SYS_fanotify_mark),
         DENY(SYS_open_by_handle_at),
-        /* What any file of this user's is: its mode, owner, times and attributes, by its path, or
-         * by a descriptor that may only be read. And its length, which Landlock holds from its
-         * third version on. */
+        /* These change the mode, owner, times or attributes of any file of this user, by its path
+         * or by a read-only descriptor. truncate changes its length, which Landlock restricts from
+         * its third version on. */
         DENY(SYS_fchmod),
         DENY(SYS_fchmodat),
         DENY(FCHMODAT2),
@@ -299,7 +299,7 @@ static int enter_seccomp(const sandbox *s, err *e)
         DENY(SYS_utimes),
         DENY(SYS_futimesat),
 #endif
-        /* Its requests are calls that no filter sees. */
+        /* The requests of io_uring are calls that no filter sees. */
         DENY(SYS_io_uring_setup),
         /* The C library falls back to clone, whose flags a filter can see. */
         IS(SYS_clone3, 0, 1),
@@ -309,9 +309,9 @@ static int enter_seccomp(const sandbox *s, err *e)
         BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, CLONE_THREAD, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        /* Its own limits may be asked for and lowered, and its thread put on a core; those of other
-         * processes of the same user may not. A filter cannot tell which other threads are its own:
-         * they are refused too. */
+        /* A process may read and lower its own limits, and put its thread on a core, but not those
+         * of other processes of the same user. A filter does not know which other threads belong to
+         * the process: they are refused too. */
         IS(SYS_prlimit64, 1, 0),
         IS(SYS_sched_setaffinity, 0, 5),
         LOAD(args[0]),
@@ -319,16 +319,17 @@ static int enter_seccomp(const sandbox *s, err *e)
         IS(self, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        /* A process may signal itself: abort, and the end by a signal. */
+        /* A process may signal itself: for abort, and to end by a signal. */
         IS(SYS_kill, 1, 0),
         IS(SYS_tgkill, 0, 4),
         LOAD(args[0]),
         IS(self, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        /* Landlock holds neither a socket of a path nor, of old kernels, an abstract one (a pair of
-         * datagrams can be connected anew), and of what connects by ports TCP alone: MPTCP and SMC
-         * reach the same listeners. Names are found by UDP and netlink. */
+        /* Landlock restricts no Unix socket with a path, and, in old kernels, no abstract one (a
+         * pair of datagram sockets can be connected again). Of protocols with ports it restricts
+         * TCP alone, but MPTCP and SMC reach the same listeners. Finding names needs UDP and
+         * netlink. */
         IS(SYS_socket, 1, 0),
         IS(SYS_socketpair, 0, 17),
         LOAD(args[0]),
@@ -348,7 +349,7 @@ static int enter_seccomp(const sandbox *s, err *e)
         IS(IPPROTO_UDP, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        /* It makes SMC of a socket that was TCP. */
+        /* TCP_ULP turns a TCP socket into an SMC socket. */
         IS(SYS_setsockopt, 0, 6),
         LOAD(args[1]),
         IS(IPPROTO_TCP, 0, 3),
@@ -356,13 +357,14 @@ static int enter_seccomp(const sandbox *s, err *e)
         IS(TCP_ULP, 0, 1),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        /* TCP Fast Open connects as it sends, and Landlock is not asked. */
+        /* TCP Fast Open connects while it sends, without Landlock's check. */
         DENY_BIT(SYS_sendto, 3, MSG_FASTOPEN),
         DENY_BIT(SYS_sendmsg, 2, MSG_FASTOPEN),
         DENY_BIT(SYS_sendmmsg, 3, MSG_FASTOPEN),
-        /* Without a bind, which Landlock refuses, the kernel gives a port. */
+        /* Without a bind, which Landlock refuses, listen gets a port from the kernel. */
         DENY(s->listens ? no_call : SYS_listen),
-        /* Whoever owns a descriptor gets a signal when there is something to read, of any kind. */
+        /* The owner of a descriptor gets a signal, of any kind, when there is data: so a process
+         * could signal others. */
         IS(SYS_fcntl, 0, 6),
         LOAD(args[1]),
         IS(F_SETOWN, 2, 0),
@@ -370,7 +372,7 @@ static int enter_seccomp(const sandbox *s, err *e)
         IS(F_SETSIG, 0, 1),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        /* So it does by the first two; by the others a file's attributes are set. */
+        /* The first two set the owner too; the others set a file's attributes. */
         IS(SYS_ioctl, 0, 7),
         LOAD(args[1]),
         IS(FIOSETOWN, 3, 0),
@@ -382,7 +384,7 @@ static int enter_seccomp(const sandbox *s, err *e)
         RETURN(SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {(unsigned short)(sizeof filter / sizeof *filter), filter};
-    /* Also on threads that CUDA has started by now; Landlock knows no such thing. */
+    /* The filter holds for threads that CUDA has started, too; Landlock cannot do so. */
     long failed =
         syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program);
     if (failed == 0)

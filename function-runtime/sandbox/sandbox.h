@@ -1,13 +1,16 @@
-/* sandbox.h: what a runtime gives up before it loads somebody's code.
+/* sandbox.h: the sandbox that a runtime enters before it loads user code.
  *
- * Everything the job needs is open by then: the dataset, the object, the connections. After
- * sandbox_enter the process can start threads but no processes, run no program, signal and trace
- * nobody but itself, create or read no file outside the folders named (where the kernel has
- * Landlock), watch no folder, change no file's mode, owner, times or attributes, connect only to
- * the TCP ports named (where it has Landlock's fourth version; on any host), use no other protocol
- * of the internet but UDP, share no memory and no queue by a name, gain no privileges and leave no
- * core dump; its limits stand. There is no way back. What a kernel cannot do is told in `report`,
- * so that the log says how far the walls reach. */
+ * The job's dataset, object and connections are open by then. After sandbox_enter the process
+ *   - can start threads, but no processes, and run no program
+ *   - can signal and trace only itself
+ *   - can create or read no file outside the folders named (if the kernel has Landlock)
+ *   - can watch no folder, and change no file's mode, owner, times or attributes
+ *   - can connect only to the TCP ports named, on any host (if it has Landlock's fourth version)
+ *   - can use no other internet protocol than TCP and UDP
+ *   - can share no memory and no queue by a name
+ *   - can gain no privileges, leaves no core dump, and has its limits.
+ * A process cannot leave the sandbox. `report` names the parts that the kernel does not have, for
+ * the log. */
 #ifndef KUBEML_SANDBOX_H
 #define KUBEML_SANDBOX_H
 
@@ -20,29 +23,28 @@
 enum { SANDBOX_PORTS_MAX = 64, SANDBOX_FOLDERS_MAX = 32, SANDBOX_REPORT_BYTES = 160 };
 
 typedef struct sandbox {
-    uint64_t memory_bytes;  /* private memory (RLIMIT_DATA); 0: no limit of it, as the next */
-    uint64_t address_bytes; /* all that is mapped: shared memory, programs and stacks, too */
-    uint64_t file_bytes;    /* any file it writes to, its log too */
+    uint64_t memory_bytes;  /* private memory (RLIMIT_DATA); 0: no limit, in all four fields */
+    uint64_t address_bytes; /* all mapped memory: with shared memory, programs and stacks */
+    uint64_t file_bytes;    /* of each file that it writes, its log too */
     int open_files;
-    /* Or files; NULL at the end. To write: shared-memory segments, and a GPU's devices. */
+    /* Folders or files; NULL ends them. To write: shared-memory segments, and a GPU's devices. */
     const char *write_folders[SANDBOX_FOLDERS_MAX];
     const char *read_folders[SANDBOX_FOLDERS_MAX];
-    /* may be NULL; where it may make files: for tests */
+    /* may be NULL; the folder in which it may make files: for tests */
     const char *create_folder;
-    uint16_t tcp_ports[SANDBOX_PORTS_MAX]; /* 0 at the end */
-    /* It dials some again, or a library does. Which ones is not held: code that may make them can
-     * connect to whatever this user may. */
+    uint16_t tcp_ports[SANDBOX_PORTS_MAX]; /* 0 ends them */
+    /* The process, or a library, dials Unix sockets again. They cannot be told apart: then the code
+     * can connect to any socket of this user. */
     bool unix_sockets;
-    bool listens;    /* a library waits for connections, and for those by abstract sockets */
-    bool files_must; /* not without Landlock: others' files are where it runs */
+    bool listens;    /* a library listens for connections, and uses abstract Unix sockets */
+    bool files_must; /* fail without Landlock: other users' files are on this machine */
 } sandbox;
 
-/* ERR_IO when the kernel refuses a limit that it should have accepted, ERR_UNSUPPORTED where what
- * must be is not in it. Call before any thread of
- * user code is there: of threads that are (a GPU driver's own) only the calls are walled, not the
- * files. */
+/* ERR_IO: the kernel refuses a limit that it should accept; ERR_UNSUPPORTED: it lacks a part that
+ * is required. Call before there is a thread of user code: for threads that exist (a GPU driver's
+ * own) only the limits on system calls hold, not those on files and ports. */
 int sandbox_enter(const sandbox *s, char report[SANDBOX_REPORT_BYTES], err *e);
-/* Closes every descriptor above 2 but those of the list. */
+/* Closes every descriptor above 2, except those in `keep`. */
 void sandbox_close_others(const int *keep, size_t count);
 
 #endif

@@ -45,7 +45,7 @@ static void server_free(server *s)
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-/* Where the model and its code lie: files of this host, or blobs of the store. */
+/* The model and its code: files of this host, or blobs of the store. */
 typedef struct places {
     int model_fd, object_fd; /* -1: not open */
     const char *object_path; /* NULL: none */
@@ -78,7 +78,7 @@ static int compile(server *s, err *e)
     c->input = (shape){3, (int)s->info.channels, (int)s->info.height, (int)s->info.width};
     c->batch = SERVE_BATCH;
     c->threads = 1;
-    c->backend = "cpu"; /* no place on a GPU is booked for it */
+    c->backend = "cpu"; /* serving has no place on a GPU */
     c->inference = true;
     c->blank = true; /* a trained model is loaded next */
     crash_phase("make the model", -1, -1);
@@ -129,7 +129,8 @@ static int load(server *s, const json_t *order, err *e)
 
 /* ---- answering ------------------------------------------------------------------------------- */
 
-/* JSON has no number that is not finite, and of one that is not there is no best. */
+/* Adds a sample's outputs and its class, or targets. Refuses values that are not finite: JSON
+ * cannot have them, and they have no maximum. */
 static int add_row(const server *s, const float *logits, int outputs, json_t *rows, json_t *classes,
                    err *e)
 {
@@ -150,7 +151,7 @@ static int add_row(const server *s, const float *logits, int outputs, json_t *ro
     return 0;
 }
 
-/* Whatever numbers come out, the answer fits into a frame. */
+/* Checks that the answer fits into a frame, whatever its numbers are. */
 static int check_length(const server *s, size_t n, err *e)
 {
     bool classes = s->config.loss == LOSS_CROSS_ENTROPY;
@@ -207,7 +208,8 @@ static json_t *failure(const char *reason, const err *e)
                      reason, "message", e->message);
 }
 
-/* One that is too long is never begun: its place takes why. */
+/* Sends a reply. If it is too long for a frame, sends `failed` instead; none of the reply is sent
+ * then. */
 static int send_answer(wire *w, const json_t *reply, err *e)
 {
     err bad = ERR_INIT;
@@ -243,7 +245,7 @@ int serve(const json_t *order, wire *w, err *e)
 {
     server s = {0};
     wire_set_limit(w, WIRE_FRAME_BYTES_MAX);
-    /* More than the controller lets in: its question is not quite what it was asked in. */
+    /* More than the controller accepts: its frame is a little larger than the client's request. */
     wire_set_values_limit(w, json_values_max(LIMITS_INFER_BYTES_MAX) + WIRE_FRAME_BYTES_MAX);
     int rc = load(&s, order, e);
     cleanup_json json_t *told =

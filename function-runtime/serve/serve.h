@@ -1,4 +1,4 @@
-/* serve.h: answers /infer: a runtime that holds one trained model. */
+/* serve.h: a runtime that serves /infer for one trained model. */
 #ifndef KUBEML_SERVE_H
 #define KUBEML_SERVE_H
 
@@ -9,12 +9,12 @@
 
 enum {
     SERVE_BATCH = 64,               /* samples computed at once */
-    SERVE_LOG_BYTES_MAX = 64 << 20, /* of its log, to which its code may write */
+    SERVE_LOG_BYTES_MAX = 64 << 20, /* of its log, to which the model's code may write */
 };
 
-/* `order` is the message `serve`. Loads, says `serving` or `failed`, and answers until the
- * connection ends (0). -1 when it could not be loaded (and was told so), or the connection
- * broke. */
+/* `order` is the message `serve`. Loads the model, sends `serving` or `failed`, and answers
+ * requests until the connection ends (0). -1: the model could not be loaded, which `failed` has
+ * reported, or the connection broke. */
 int serve(const json_t *order, wire *w, err *e);
 
 #endif

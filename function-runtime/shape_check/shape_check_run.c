@@ -15,7 +15,8 @@
 #include "function-runtime/sandbox/sandbox.h"
 #include "function-runtime/train/trainer.h"
 
-/* Of a graph, and whatever its code takes for it; and that with the program and what is shared. */
+/* Private memory for a graph and the code that builds it; and all mapped memory, with the program
+ * and shared libraries. */
 #define SHAPE_CHECK_MEMORY_BYTES  ((uint64_t)512 << 20)
 #define SHAPE_CHECK_ADDRESS_BYTES ((uint64_t)1 << 30)
 
@@ -35,7 +36,8 @@ static int read_dataset(int fd, dataset_info *out, err *e)
                   : err_set(e, ERR_INVALID, "the data set's record: %s", problem.text);
 }
 
-/* What the code prints is no part of the answer. Returns where that goes. */
+/* Sends the code's output to stderr, so that it is no part of the answer. Returns a descriptor for
+ * the answer. */
 static int take_stdout(err *e)
 {
     int own = dup(STDOUT_FILENO);
@@ -49,7 +51,7 @@ static int enter(int fd, int *answers, err *e)
                      .address_bytes = SHAPE_CHECK_ADDRESS_BYTES,
                      .file_bytes = 4096,
                      .open_files = 16,
-                     .files_must = true}; /* a builder has sources of others */
+                     .files_must = true}; /* a builder has other users' sources */
     char report[SANDBOX_REPORT_BYTES];
     if ((*answers = take_stdout(e)) < 0)
         return -1;
@@ -63,7 +65,7 @@ static int answer(int to, const err *e)
         e ? json_pack("{s:s, s:s}", "code", err_name(e->code), "message", e->message)
           : json_object();
     int rc = json_dumpfd(out, to, JSON_COMPACT);
-    _exit(rc ? 1 : 0); /* what the code left to be done at the end is not done */
+    _exit(rc ? 1 : 0); /* not exit, which would run the code's handlers */
 }
 
 int shape_check_command(const char *object, const char *about)

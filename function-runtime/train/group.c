@@ -11,8 +11,8 @@
 
 typedef struct function {
     trainer *trainer;
-    block block;            /* where the host averages */
-    uint32_t batches, done; /* of the epoch */
+    block block;            /* the exported model, if the host averages */
+    uint32_t batches, done; /* of its share of the epoch */
     int status;
     err why;
 } function;
@@ -22,7 +22,7 @@ struct group {
     function *functions;
     reduce_placement choice;
     block merged;
-    bool alike; /* all hold what a device averaged last */
+    bool alike; /* all functions have the mean that a device made last */
     char reason[TRAINER_REASON_BYTES];
 };
 
@@ -143,7 +143,7 @@ static int average_on_host(group *g, const group_part *parts, int n, block to, e
     return merge_run(merge_rule_default(), l->shape, in, count, to, merge_threads(l->shape, count), &result, e);
 }
 
-/* The weights of those that trained, as common/modelstore/merge.h computes them. */
+/* Averages on the device, with the weights that common/modelstore/merge.h computes. */
 static int average_on_device(group *g, const group_part *parts, int n, err *e)
 {
     engine *models[GROUP_FUNCTIONS_MAX] = {NULL};
@@ -209,7 +209,7 @@ int group_copy_first(group *g, err *e)
 
 /* ---- one round, one validation ---- */
 
-/* What the functions' threads work on. */
+/* The work of the functions' threads. */
 typedef struct work {
     group *group;
     trainer_task task;
@@ -243,7 +243,8 @@ static void validate_part(size_t i, void *user)
                                  &part->result, &f->why);
 }
 
-/* The first failure, in function order: which thread was first is chance. */
+/* Runs all parts. Reports the first failure in function order, not the first in time, which is
+ * chance. */
 static int run_parts(work *w, int n, void (*one)(size_t, void *), err *e)
 {
     group *g = w->group;
@@ -293,7 +294,7 @@ static void add(trainer_result *sum, const trainer_result *r)
     sum->train_s += r->train_s;
 }
 
-/* Seconds are those of the functions, one after the other. */
+/* Trains one round and merges it. Seconds in `out` are the sum over the functions. */
 static int train_round(group *g, const trainer_task *task, trainer_result *out, err *e)
 {
     group_part parts[GROUP_FUNCTIONS_MAX];

@@ -16,7 +16,7 @@ typedef struct slot {
     unsigned char *moved; /* (batch, C, H, W), where a transform moves bytes; else NULL */
 } slot;
 
-/* What is being read: positions [next, end) of an order, or of the test set. */
+/* The open run: positions [at, end) of the share's order, or of the test set. */
 typedef struct run {
     bool open, training;
     uint32_t epoch;
@@ -32,21 +32,21 @@ struct loader {
     float *scale, *shift;
     slot slot;
 
-    shard_plan shard_plan; /* of the last (epoch, parallelism): only spares making it again */
-    bool dealt;
+    shard_plan shard_plan; /* of the last (epoch, parallelism), which only saves making it again */
+    bool dealt;            /* there is a shard plan */
     uint32_t *order; /* of the last function's share */
-    int ordered;     /* that function, -1 */
+    int ordered;     /* the function of `order`; -1: none */
 
-    dataset_chunk *chunks; /* views of the run, by place in the list of chunks */
+    dataset_chunk *chunks; /* views of the run, by place in chunk_list */
     bool *viewed;
     uint32_t chunk_count;
     const uint32_t *chunk_list; /* NULL: consecutive from run.test_chunk */
 
     run run;
 
-    bool lent; /* a chunk of the training set, as rows of a share */
+    bool lent; /* the engine reads a chunk of the training set, as rows of a share */
     uint32_t lent_chunk;
-    uint64_t *keys; /* a chunk's; NULL until a share is asked for */
+    uint64_t *keys; /* of that chunk's samples; NULL until loader_share */
 };
 
 _Static_assert(DATASET_SAMPLES_MAX <= INT32_MAX, "rows of a share are counted in 32 bits");
@@ -111,7 +111,7 @@ static int make_views(loader *l, const uint32_t *list, uint32_t count, err *e)
 
 /* ---- filling a batch ------------------------------------------------------------------------- */
 
-/* The chunk in place `i` of the run's list, viewed at its first use. */
+/* The chunk at place `i` of the run's list, viewed at its first use. */
 static const dataset_chunk *chunk_at(loader *l, uint32_t i, err *e)
 {
     if (l->viewed[i])
@@ -124,7 +124,7 @@ static const dataset_chunk *chunk_at(loader *l, uint32_t i, err *e)
     return &l->chunks[i];
 }
 
-/* Sample `at` of the run into place `i` of the slot, where it lies. */
+/* Sets place `i` of the slot to sample `at` of the run, without a copy. */
 static int fill_one(loader *l, slot *s, int i, uint64_t at, err *e)
 {
     uint64_t index = l->run.training ? l->order[at] : at;
@@ -162,7 +162,7 @@ static void move_all(const loader *l, slot *s)
     }
 }
 
-/* 1: filled; 0: nothing left. */
+/* Fills a batch. 1: filled; 0: nothing is left. */
 static int fill(loader *l, slot *s, err *e)
 {
     uint64_t left = l->run.end - l->run.at;
@@ -196,8 +196,7 @@ static void describe(loader *l, const slot *s, engine_batch *out)
     };
 }
 
-/* Tells a store that is far away which chunks the run will look at, in the order of their first
- * use. */
+/* Announces the run's chunks to a store over the network, in the order of their first use. */
 static void announce(loader *l)
 {
     if (!dataset_prefetches(l->config.data))
@@ -214,7 +213,7 @@ static void announce(loader *l)
         chunks[count++] =
             l->chunk_list ? l->chunk_list[place] : l->run.test_chunk + (uint32_t)place;
     }
-    if (count) /* without memory they are fetched when they are viewed */
+    if (count) /* without memory for the list, chunks are fetched when they are viewed */
         dataset_prefetch(l->config.data, l->run.training ? DATASET_TRAIN : DATASET_TEST, chunks,
                          count);
     free(chunks);
@@ -266,7 +265,7 @@ static int shard_plan_epoch(loader *l, uint32_t epoch, int parallelism, err *e)
     if (l->dealt && l->shard_plan.spec.epoch == epoch &&
         l->shard_plan.spec.parallelism == parallelism)
         return 0;
-    loader_end(l); /* an open run reads its list of chunks from the deal */
+    loader_end(l); /* an open run uses the list of chunks in the shard plan */
     shard_plan_free(&l->shard_plan);
     l->shard_plan = (shard_plan){0};
     l->dealt = false;
@@ -365,7 +364,7 @@ void loader_end(loader *l)
 
 /* ---- for an engine that keeps the samples itself --------------------------------------------- */
 
-/* A chunk of the share, instead of the one before. */
+/* Gives the engine a chunk of the share, and releases the chunk before. */
 static int lend_chunk(void *from, uint32_t first, backend_rows *out, err *e)
 {
     loader *l = from;

@@ -6,7 +6,7 @@
 
 #include "common/base/cleanup.h"
 
-/* A run of numbers that lie together in the engine and in the block. */
+/* A run of numbers that are consecutive in the engine and in the block. */
 typedef struct piece {
     bool counter;
     size_t engine_offset, block_offset, count;

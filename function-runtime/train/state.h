@@ -1,9 +1,8 @@
-/* state.h: the engine's state as the block that is published, fetched and kept in files.
+/* state.h: the engine's state as a block, to publish, fetch and store in files.
  *
- * The engine's arrays have gaps that align each parameter; a block has none. A state knows the
- * layout (layout.h) of the block and copies between the two. Without optimizer state (a job that
- * resets it) the block ends after the weights, and what is imported begins with an optimizer that
- * never ran. */
+ * The engine's arrays have gaps that align each parameter; a block has none. A state has the layout
+ * (layout.h) of the block, and copies between the two. In a job that resets the optimizer, the
+ * block has the weights alone, and an import resets the engine's optimizer. */
 #ifndef KUBEML_STATE_H
 #define KUBEML_STATE_H
 
@@ -22,7 +21,8 @@ const layout *state_layout(const state *s); /* the state's own */
 size_t state_floats(const state *s);
 size_t state_counters(const state *s);
 
-/* `half` (may be NULL) is called when half of the floats are written: where a test kills. */
+/* `half` (may be NULL) is called when half of the floats are written: tests kill the process
+ * there. */
 int state_export(state *s, block to, void (*half)(void), err *e);
 int state_import(state *s, block from, err *e);
 

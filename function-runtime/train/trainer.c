@@ -15,11 +15,12 @@
 #include "loader.h"
 
 enum {
-    /* of one call, so that a loss that is no number is found soon */
+    /* batches of one call; not more, so that a loss of NaN is found soon */
     SHARE_BATCHES = 64,
 };
 
-/* Whether the engine keeps the training set's samples, so that batches need not travel. */
+/* Whether the engine keeps the training set's samples on its device, so that batches are not
+ * sent. */
 typedef enum share_state { SHARE_UNASKED, SHARE_KEPT, SHARE_NOT } share_state;
 
 struct trainer {
@@ -39,7 +40,7 @@ static void set_reason(char out[TRAINER_REASON_BYTES], const char *reason)
     snprintf(out, TRAINER_REASON_BYTES, "%s", reason);
 }
 
-/* What the samples are labelled with must be what the loss and the outputs need. */
+/* Checks that the dataset's labels suit the loss and the number of outputs. */
 static int check_labels(const dataset_info *d, const engine_config *c, int outputs, err *e)
 {
     if (c->loss == LOSS_CROSS_ENTROPY && d->classes == 0)
@@ -90,10 +91,10 @@ int trainer_shape_check(program *p, const dataset_info *d, err *e)
     return rc;
 }
 
-/* What the GPU itself says, which is neither the code's fault nor the data's; NULL: it is another's
- * error. The host's memory may be short too, and the store of a data set away, whatever that one is
- * called: who asked the GPU says so, in the words of kernels/cuda. `m` is NULL where none could be
- * made. */
+/* The reason for an error of the GPU itself, which neither the code nor the data has caused; NULL:
+ * it is another error. The code alone does not decide: host memory may be gone too, and the store
+ * of a dataset may be away. So the text decides, which kernels/cuda writes for errors of the GPU.
+ * `m` is NULL if there is no engine. */
 static const char *blames_gpu(const engine *m, const err *e)
 {
     if (!e || (m && strcmp(engine_backend(m), "cuda") != 0))
@@ -232,7 +233,7 @@ static void tell_begun(trainer *t)
         t->config.begun(t->config.begun_of);
 }
 
-/* Of a step that failed in the engine. */
+/* Sets the reason if the GPU is at fault. Returns -1. */
 static int failed(trainer *t, const err *e)
 {
     const char *gpu = blames_gpu(t->engine, e);
@@ -280,7 +281,7 @@ static int train_batches(trainer *t, const trainer_task *task, uint32_t batches,
 
 /* ---- with the samples on the device ---------------------------------------------------------- */
 
-/* Once; where it does not work batches are handed over as ever. */
+/* Offers the training set to the engine, once. If the engine does not keep it, batches are sent. */
 static void offer_share(trainer *t)
 {
     err why = ERR_INIT;
@@ -337,7 +338,7 @@ static int train_some(trainer *t, const trainer_task *task, uint32_t batches, co
     return 0;
 }
 
-/* What fails here would have failed on the way of a batch. */
+/* Brings samples to the device. An error here has the reason that it would have in a batch. */
 static int bring(trainer *t, const uint32_t *order, uint32_t rows, err *e)
 {
     const uint32_t batch = (uint32_t)t->config.batch;
@@ -352,7 +353,7 @@ static int bring(trainer *t, const uint32_t *order, uint32_t rows, err *e)
     return 0;
 }
 
-/* The same updates as train_batches', without the host between them. */
+/* Makes the updates of train_batches without the host between them. */
 static int train_share(trainer *t, const trainer_task *task, uint32_t batches, trainer_result *out,
                        err *e)
 {

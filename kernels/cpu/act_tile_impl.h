@@ -1,6 +1,6 @@
-/* act_tile_impl.h: activations in pieces of lines and parabolas, of VW channels: so cheap that a
- * norm applies them and computes them again backward. Included once a width; channel_impl.h has the
- * others. */
+/* act_tile_impl.h: activations made of pieces of lines and parabolas, for VW channels. They are so
+ * cheap that a norm applies them and computes them again backward. Included once for each width;
+ * channel_impl.h has the other activations. */
 #ifndef KUBEML_PIECEWISE
 #define KUBEML_PIECEWISE
 #define EACH_PIECEWISE(X) X(ACT_RELU6) X(ACT_LEAKY_RELU) X(ACT_HARDSIGMOID) X(ACT_HARDSWISH)

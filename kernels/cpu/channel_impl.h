@@ -2,8 +2,8 @@
  * gates. Rows and windows are lists of taps (cpu_kernels.h), so that borders cost nothing and need
  * no padding. */
 
-/* call(lanes, vectors) over the channels from c on, `most` vectors at a time as long as there are
- * so many. */
+/* Runs call(lanes, vectors) over the channels from c on, `most` vectors at a time as long as there
+ * are enough. */
 #if KERNELS_WIDE
 #define CHANNELS(most, call)                                                                       \
     for (; most >= 4 && c + 64 <= g->cs; c += 64)                                                  \
@@ -47,15 +47,15 @@ static void window_alike(const window_geom *g, const window_group *at, int pixel
     }
 }
 
-/* Outputs [h, h + rows) times [d, d + columns), each `every` further than the one before, which all
- * have the same taps along an axis. */
+/* Computes outputs [h, h + rows) times [d, d + columns), each `every` further than the one before.
+ * All have the same taps along each axis. */
 static void window_block(const window_geom *g, int h, int rows, int d, int columns, const float *x,
                          const float *w, const float *b, float *y)
 {
     const size_t cs = (size_t)g->cs, x_row = (size_t)g->h.step[h] * g->x_row,
                  x_step = (size_t)g->w.step[d] * cs, y_row = (size_t)g->h.every * g->y_row,
                  y_step = (size_t)g->w.every * cs;
-    const bool down = rows > columns; /* rather so many neighbours that way */
+    const bool down = rows > columns; /* groups run along the longer side */
     float *to = y + (size_t)h * g->y_row + (size_t)d * cs;
     for (int i = 0; i < (down ? columns : rows); i++, to += down ? y_step : y_row) {
         int n = i * (down ? g->w.every : g->h.every);
@@ -149,7 +149,7 @@ INLINE void max_back_cell(const max_tap *t, const int n, size_t cs, bool accumul
     max_back_channels8(t, n, accumulate, c, cs, dx);
 }
 
-/* The axes are those of dx: each input pixel asks the outputs that saw it. */
+/* The axes are those of dx: each input pixel gathers from the outputs that read it. */
 static void window_max_back(const window_geom *g, const float *dy, const uint8_t *arg,
                             size_t arg_row, float *dx)
 {
@@ -178,8 +178,8 @@ static void window_max_back(const window_geom *g, const float *dy, const uint8_t
 
 /* ---- activations ----------------------------------------------------------------------------- */
 
-/* e^x: 2^n e^r with |r| <= ln 2 / 2, e^r by its series to the seventh power. Within 2 units in the
- * last place; x is held to [-87, 88], NaN stays. */
+/* e^x = 2^n e^r with |r| <= ln 2 / 2, e^r by its series to the seventh power. Within 2 units in the
+ * last place; x is clamped to [-87, 88], NaN stays. */
 INLINE v8 exp8(v8 x)
 {
     const v8 low = all8(-87.0f), high = all8(88.0f);
@@ -206,7 +206,7 @@ INLINE v8 sigmoid8(v8 x)
     return 1.0f / (1.0f + exp8(-x));
 }
 
-/* Near zero 1 - 2 / (1 + e^2x) would cancel: the series. */
+/* Near zero, 1 - 2 / (1 + e^2x) would cancel: there the series is used. */
 INLINE v8 tanh8(v8 x)
 {
     v8 far = 1.0f - 2.0f / (1.0f + exp8(2.0f * x)), q = x * x, limit = all8(0.04f);
@@ -215,7 +215,7 @@ INLINE v8 tanh8(v8 x)
     return gt8(q, limit, far, near);
 }
 
-/* Abramowitz and Stegun 7.1.26: within 2e-7 for all x; near zero the series. */
+/* Abramowitz and Stegun 7.1.26: within 2e-7 for all x. Near zero the series is used. */
 INLINE v8 erf8(v8 x)
 {
     v8 zero = {0}, a = gt8(zero, x, -x, x), t = 1.0f / (1.0f + 0.3275911f * a);
@@ -300,7 +300,7 @@ static void act_back(graph_act kind, float slope, size_t n, const float *x, cons
 typedef uint64_t v8q __attribute__((vector_size(64)));
 typedef uint32_t v16n __attribute__((vector_size(64)));
 
-/* The products of the lower halves. */
+/* The product of each lane's lower half with k. */
 INLINE v8q halves8(v8q a, uint32_t k)
 {
 #if defined(__AVX512F__)
@@ -310,8 +310,8 @@ INLINE v8q halves8(v8q a, uint32_t k)
 #endif
 }
 
-/* Philox4x32-10 as in common/base/rng.c, for eight counters that follow each other; only the lower
- * halves of the lanes count. */
+/* Philox4x32-10 as in common/base/rng.c, for eight consecutive counters; only the lower halves of
+ * the lanes count. */
 INLINE void philox8(v8q c[4], uint32_t key0, uint32_t key1)
 {
     for (int round = 0; round < 10; round++) {

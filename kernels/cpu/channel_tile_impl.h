@@ -1,18 +1,18 @@
-/* channel_tile_impl.h: windows over single channels, VW of them at a time; included once a
+/* channel_tile_impl.h: windows over single channels, VW channels at a time; included once for each
  * width. */
 #ifndef KUBEML_CHANNEL_GROUPS
 #define KUBEML_CHANNEL_GROUPS
-enum { MOST_TAPS = 5 }; /* of a depthwise weight gradient at a time */
+enum { MOST_TAPS = 5 }; /* of a depthwise weight gradient computed at a time */
 
-/* Outputs that have the same taps: the first, and floats from one to the next. */
+/* Outputs with the same taps: the first, and floats from one to the next. */
 typedef struct window_group {
     int h, w;
     size_t x_step, y_step;
 } window_group;
 #endif
 
-/* So many pixels with the same taps, and vectors of each: y = b + sum of w (or the taps' scales)
- * times x. */
+/* `pixels` pixels with the same taps, `vectors` vectors of each: y = b + sum of w (or the taps'
+ * scales) times x. */
 INLINE void T(window_pixels)(const window_geom *g, const window_group *at, const int pixels,
                              const int vectors, const bool weighted, int c, const float *x,
                              const float *w, const float *b, float *y)
@@ -48,8 +48,8 @@ INLINE void T(window_pixels)(const window_geom *g, const window_group *at, const
     }
 }
 
-/* Weight gradients of some taps of row r, from tap s on, over the whole map, added to dw: a value
- * of dy is loaded once for all of them. `first` and `last`: between these outputs all taps meet
+/* Adds the weight gradients of `taps` taps of row r, from tap s on, over the whole map, to dw: a
+ * value of dy is loaded once for all of them. Between outputs `first` and `last` all taps meet
  * inputs. */
 INLINE void T(taps_gradient)(const window_geom *g, int r, int s, const int taps, const int vectors,
                              int first, int last, const float *x, const float *dy, size_t dy_row,
@@ -80,12 +80,12 @@ INLINE void T(taps_gradient)(const window_geom *g, int r, int s, const int taps,
             T(store)(dw + (size_t)i * cs + VW * j, acc[i][j]);
 }
 
-/* The largest of n inputs, channels from c on as far as whole vectors go; returns where they end.
- * `known`: n is a constant, at most KNOWN_TAPS. */
+/* Writes the largest of n inputs for the channels from c on, as far as whole vectors go; returns
+ * the first channel that is left. `known`: n is a constant, at most KNOWN_TAPS. */
 INLINE size_t T(max_channels)(const max_tap *t, const int n, const bool known, const bool wins,
                               size_t c, size_t cs, float *y, uint8_t *arg)
 {
-    /* In registers: as far as the compiler knows, what is written might be the list. */
+    /* Copies of the list: the compiler has to assume that a store to y changes the list itself. */
     const float *x[KNOWN_TAPS];
     TI tap[KNOWN_TAPS];
     UNROLL_KNOWN for (int i = 0; known && i < n; i++) {
@@ -114,7 +114,8 @@ INLINE size_t T(max_channels)(const max_tap *t, const int n, const bool known, c
     return c;
 }
 
-/* Of n outputs' gradients those whose winner this input is, summed; likewise. */
+/* Sums the gradients of those of n outputs whose maximum is this input; channels as in
+ * max_channels. */
 INLINE size_t T(max_back_channels)(const max_tap *t, const int n, bool accumulate, size_t c,
                                    size_t cs, float *dx)
 {

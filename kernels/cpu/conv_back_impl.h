@@ -1,9 +1,9 @@
-/* conv_back_impl.h: backward convolution, in runs: a kernel row of a channels-last image, kw * cs
- * floats, lies without gaps, so that weight gradient and input gradient are sums of scaled runs.
+/* conv_back_impl.h: backward convolution, by runs. A kernel row of a channels-last image, kw * cs
+ * floats, lies without gaps; so weight gradient and input gradient are sums of scaled runs.
  *
  * Included once by kernels_impl.h. MAX_ACC is how many v8 accumulators fit the register file. */
 
-/* Rows x vectors of a filter that are kept in registers at once. */
+/* Tiles (rows, vectors) of a filter that registers hold at once. */
 #if KERNELS_LEAN
 #define POOL_TILES(X) X(1, 1) X(1, 3) X(3, 1)
 #elif MAX_ACC >= 28
@@ -35,8 +35,8 @@ static const struct {
     POOL_TILES(POOL_TILE_SIZE)
 };
 
-/* Covers rows x vectors from (r0, v0) on with tiles, the largest first. False when they are too
- * many. */
+/* Covers rows x vectors from (r0, v0) on with tiles, the largest first. False when the pieces do
+ * not fit the list. */
 static bool cover(const conv_geom *g, int r0, int v0, int nr, int nv, pieces *out)
 {
     if (nr <= 0 || nv <= 0)
@@ -104,7 +104,7 @@ typedef void pool_dw_fn(const conv_geom *, const float *, const float *, const u
     {                                                                                              \
         pool_dw_tile(g, x, dp, arg, dw, NO, NR, NV);                                               \
     }
-/* Small filters: several at a time, so that there are accumulators enough to hide the latency. */
+/* Several small filters at a time, so that there are enough accumulators to hide the latency. */
 #if KERNELS_LEAN
 #define POOL_DW_LIST(X) X(1, 1, 1) X(2, 1, 1) X(1, 3, 1)
 #else
@@ -130,7 +130,7 @@ static const struct {
 #endif
 };
 
-/* The copy that takes most off a block of that many filters, rows and vectors. */
+/* The copy that covers most of a block of that many filters, rows and vectors. */
 static int pool_dw_best(int no, int nr, int nv)
 {
     int best = 0, most = 0;
@@ -167,7 +167,7 @@ static void pool_dw_cover(const conv_geom *g, const float *x, const float *dp, c
                   no - o_end, nr, nv);
 }
 
-/* Large filters: the winners with a gradient, filter by filter; ReLU has often left few. */
+/* For large filters: lists the winners with a gradient, filter by filter; ReLU often leaves few. */
 enum { WINNERS_MAX = 256, WINNER_FILTERS = 8 };
 typedef struct winner_list {
     int count[WINNER_FILTERS];
@@ -213,7 +213,8 @@ static list_dw_fn *const list_dw_copies[] = {
     POOL_TILES(LIST_DW_ENTRY)
 };
 
-/* Appends one cell's winners of `no` filters; without a branch, since half of them may be dead. */
+/* Appends one cell's winners for `no` filters; without a branch, because half of the gradients may
+ * be zero. */
 INLINE void list_add(winner_list *l, const uint32_t *at, size_t base, const float *dp,
                      const uint8_t *arg, int no)
 {
@@ -225,7 +226,8 @@ INLINE void list_add(winner_list *l, const uint32_t *at, size_t base, const floa
     }
 }
 
-/* Empties the list into dw of the filters from o on; too large ones go vector by vector. */
+/* Adds the list to dw of `no` filters and empties it; filters too large for the list of pieces go
+ * vector by vector. */
 static void list_flush(const conv_geom *g, const pieces *cut, const float *x, winner_list *l,
                        float *dw, int no)
 {
@@ -291,7 +293,7 @@ static void conv_window_dw(const conv_geom *g, const pool_cells *cells, const fl
 
 /* ---- input gradient through 2x2 max pooling -------------------------------------------------- */
 
-/* One cell's filters that share a winner's position: bit o of `set` is filter dp[o]. */
+/* The filters of one cell that share a winner's position: bit o of `set` is filter dp[o]. */
 typedef struct winner_set {
     uint64_t set;
     const float *dp;
@@ -348,7 +350,8 @@ static pool_dx_fn *const pool_dx_copies[] = {
     POOL_TILES(POOL_DX_ENTRY)
 };
 
-/* All sets over the whole filter; too large a one for the list of pieces goes vector by vector. */
+/* Adds all sets over the whole filter; a filter too large for the list of pieces goes vector by
+ * vector. */
 static void sets_flush(const conv_geom *g, const pieces *cut, const winner_set *s, int n,
                        const float *wb)
 {
@@ -361,7 +364,8 @@ static void sets_flush(const conv_geom *g, const pieces *cut, const winner_set *
             pool_dx_1_1(g, s, n, wb + r * g->run + v, r * g->x_row + v);
 }
 
-/* The sets of one cell, those that are not empty; at[pos] is where position pos lies. */
+/* Writes the sets of one cell that are not empty; at[pos] is where position pos lies. Returns their
+ * number. */
 INLINE int cell_sets(const float *dp, const uint8_t *arg, int filters, const size_t at[4],
                      float *dx, winner_set *out)
 {
@@ -464,7 +468,7 @@ DENSE_DW_LIST16(DENSE_DW16)
 static const dense_dw_copy dense_dw_copies16[] = {DENSE_DW_LIST16(DENSE_DW_ENTRY16){0, 0, NULL}};
 #endif
 
-/* Covers no filters x nv vectors of `width` floats. */
+/* Computes dw for no filters x nv vectors of `width` floats. */
 static void dense_dw_cover(const conv_geom *g, const dense_dw_copy *copies, int width,
                            const float *x, const float *dy, float *dw, int no, int nv)
 {
@@ -483,7 +487,7 @@ static void dense_dw_cover(const conv_geom *g, const dense_dw_copy *copies, int 
     dense_dw_cover(g, copies, width, x, dy + o_end, dw + (size_t)o_end * filter, no - o_end, nv);
 }
 
-/* `floats`, a multiple of 8, of one kernel row of all filters. */
+/* Computes dw for `floats` floats, a multiple of 8, of one kernel row of all filters. */
 static void dense_dw_row(const conv_geom *g, const float *x, const float *dy, float *dw,
                          size_t floats)
 {
@@ -496,10 +500,10 @@ static void dense_dw_row(const conv_geom *g, const float *x, const float *dy, fl
                    (int)((floats - wide) / 8));
 }
 
-/* A part of a sample's weight gradient: so many filters of one kernel row, over rows of pixels that
- * the first cache holds while all tiles of the part pass over them. A whole sample does not fit, and
- * its pixels, mostly a power of two apart, would share few of the cache's lines. The sums' order is
- * the same whatever the parts. */
+/* Sizes of a part of a sample's weight gradient: filters of one kernel row, over rows of pixels
+ * that the first cache holds while all tiles of the part pass over them. A whole sample does not
+ * fit, and its pixels, mostly a power of two apart, would share few lines of the cache. The order
+ * of the sums does not depend on the parts. */
 enum { DW_FILTERS = 32, DW_BYTES = 24 * 1024, DW_PIXELS = 32 };
 
 static int dw_rows(const conv_geom *g, int filters)
@@ -509,7 +513,7 @@ static int dw_rows(const conv_geom *g, int filters)
     return fit > least ? fit : least;
 }
 
-/* x: of the kernel row. */
+/* x begins at the kernel row. */
 static void dw_filters(const conv_geom *g, const float *x, const float *dy, float *dw)
 {
     conv_geom part = *g;
@@ -519,7 +523,7 @@ static void dw_filters(const conv_geom *g, const float *x, const float *dy, floa
         part.oh = rows < g->oh - i ? rows : g->oh - i;
         if (g->dw == 1)
             dense_dw_row(&part, xi, di, dw, g->run);
-        /* Dilated: a vector per kernel column; needs cs a multiple of 8. */
+        /* Dilated: one kernel column at a time; needs cs a multiple of 8. */
         for (int s = 0; g->dw != 1 && s < g->kw; s++)
             dense_dw_row(&part, xi + (size_t)(s * g->dw * g->cs), di, dw + (size_t)(s * g->cs),
                          (size_t)g->cs);
@@ -537,7 +541,7 @@ static void conv_dw(const conv_geom *g, const float *x, const float *dy, float *
         }
 }
 
-/* One output pixel scatters the runs of all filters; for strides and dilations that have no better
+/* Each output pixel scatters the runs of all filters; for strides and dilations without a better
  * way. */
 static void conv_dx(const conv_geom *g, const float *dy, const float *wb, float *dx)
 {

@@ -1,18 +1,19 @@
 /* conv_lanes_impl.h: convolution with 2x2 max pooling of up to 4 channels to 8 filters, 16 lanes at
- * a time: a vector holds one filter's results at 16 neighbouring pixels, so that a weight is
- * broadcast once for all of a tile and filters are not padded to a vector. A channel's pixels must
- * lie side by side for that: of an image of several channels a few rows at a time are copied,
- * channels apart. Included once by kernels_impl.h where 16 lanes pay. Each result is summed in the
- * order of conv_tile_impl.h's tiles, to the same bits. */
+ * a time. A vector holds one filter's results at 16 neighbouring pixels, so that a weight is
+ * broadcast once for all of a tile and filters are not padded to a vector. This needs a channel's
+ * pixels side by side: an image of several channels is copied a few rows at a time, channels apart.
+ * Included once by kernels_impl.h where 16 lanes pay. Each result is summed in the order of
+ * conv_tile_impl.h's tiles, to the same bits. */
 
-/* Of 16 cells: each filter's largest values, and the places of four filters' winners, a byte each,
- * from the lowest on. */
+/* 16 cells: each filter's largest values, and the places of the winners of four filters, a byte
+ * each, from the lowest byte on. */
 typedef struct lanes_cells {
     v16 best[8];
     v16i places[2];
 } lanes_cells;
 
-/* Of nv vectors of pixels and nf filters. x: pixels side by side, channels `plane` floats apart. */
+/* Computes nv vectors of pixels for nf filters. x: pixels side by side, channels `plane` floats
+ * apart. */
 INLINE void lanes_tile(const conv_geom *g, const float *x, size_t plane, const float *w,
                        const float *b, v16 *best, v16i *places, const int nf, const int nv)
 {
@@ -31,7 +32,7 @@ INLINE void lanes_tile(const conv_geom *g, const float *x, size_t plane, const f
                 }
                 UNROLL for (int f = 0; f < nf; f++) {
                     v16 weight = all16(w[f]);
-                    IN_REGISTER(weight); /* not once more from memory for each of them */
+                    IN_REGISTER(weight); /* otherwise each use reads it from memory again */
                     UNROLL for (int r = 0; r < 2; r++)
                         UNROLL for (int v = 0; v < nv; v++)
                             acc[f][r][v] += weight * pixels[r][v];
@@ -68,7 +69,7 @@ LANES_COPY(6, 2)
 static lanes_fn *const lanes_copies[3][2] = {
     {lanes_2_1, lanes_2_2}, {lanes_4_1, lanes_4_2}, {lanes_6_1, lanes_6_2}};
 
-/* y, arg = the first `count` of the cells, which lie side by side. */
+/* Stores the first `count` of the cells, which lie side by side, to y and arg. */
 static void lanes_store(const conv_geom *g, const lanes_cells *of, int count, float *y,
                         uint8_t *arg)
 {
@@ -78,7 +79,7 @@ static void lanes_store(const conv_geom *g, const lanes_cells *of, int count, fl
     UNROLL for (int i = 0; i < 4; i++) {
         UNROLL for (int h = 0; h < 2; h++) {
             const int cell = 8 * h + i;
-            v16 two = quarters16(four[0][i], four[1][i], h); /* this cell's and cell + 4's */
+            v16 two = quarters16(four[0][i], four[1][i], h); /* of this cell and of cell + 4 */
             if (cell < count)
                 store8(y + (size_t)(cell * g->ks), low8(two));
             if (cell + 4 < count)
@@ -93,22 +94,24 @@ static void lanes_store(const conv_geom *g, const lanes_cells *of, int count, fl
         memcpy(arg, &places[cell], 8);
 }
 
-/* What is copied at a time, which stays in the first cache. */
+/* Floats copied at a time, which stay in the first cache. */
 enum { SPLIT_FLOATS = 6144 };
 
-/* Floats of a row whose channels lie apart: each has whole vectors, also from its last tap on. */
+/* Floats of a row whose channels lie apart: each channel has whole vectors, even from its last tap
+ * on. */
 static size_t split_row(const conv_geom *g)
 {
     return (size_t)(((g->ow + 15) / 16 * 16 + g->kw - 1 + 15) / 16 * 16 * g->c);
 }
 
-/* Whether conv_lanes_block takes it: there must be room for the rows that make a row of cells. */
+/* Whether conv_lanes_block can compute this: the rows that make a row of cells must fit its
+ * buffer. */
 static bool lanes_fit(const conv_geom *g)
 {
     return g->cs == 1 || (g->cs <= 4 && (size_t)(g->kh + 1) * split_row(g) <= SPLIT_FLOATS);
 }
 
-/* to = `rows` rows of x, channels apart. */
+/* Copies `rows` rows of x, channels apart, to `to`. */
 INLINE void split_rows(const conv_geom *g, int rows, const float *x, float *to, const int c)
 {
     const size_t row = split_row(g), plane = row / (size_t)c;
@@ -127,8 +130,8 @@ static void split(const conv_geom *g, int rows, const float *x, float *to)
     }
 }
 
-/* `rows` rows of cells of up to 8 filters, those above 6 in two halves: of x, whose channels lie
- * apart, its rows x_row floats from each other. */
+/* Computes `rows` rows of cells for up to 8 filters; more than 6 filters go in two halves. The
+ * channels of x lie apart, its rows x_row floats from each other. */
 static void lanes_rows(const conv_geom *g, int filters, int rows, const float *x, size_t x_row,
                        const float *w, const float *b, float *y, uint8_t *arg)
 {
@@ -152,7 +155,7 @@ static void lanes_rows(const conv_geom *g, int filters, int rows, const float *x
     }
 }
 
-/* Up to 8 filters over the sample. */
+/* Computes up to 8 filters over the sample. */
 static void conv_lanes_block(const conv_geom *g, int filters, const float *x, const float *w,
                              const float *b, float *y, uint8_t *arg)
 {

@@ -1,13 +1,13 @@
 /* conv_single_channel_impl.h: convolution with 2x2 max pooling of an image of one channel to 8
- * filters, for a set with 16 registers of 8 floats.
+ * filters, for instruction sets with 16 registers of 8 floats.
  *
- * conv_tile_impl.h's tiles broadcast a pixel for each multiplication, and two such loads a cycle
- * are all that these processors do. Here a kernel row's weights stay in registers, and a pixel is
- * broadcast once for all the results in the row that it has a part in. Included once by
- * kernels_impl.h. Each result is summed in the order of conv_tile_impl.h's tiles, to the same
- * bits. */
+ * conv_tile_impl.h's tiles broadcast a pixel for each multiplication, and these processors do no
+ * more than two such loads a cycle. Here a kernel row's weights stay in registers, and a pixel is
+ * broadcast once for all the results of the row that need it. Included once by kernels_impl.h. Each
+ * result is summed in the order of conv_tile_impl.h's tiles, to the same bits. */
 
-/* Of one row: an accumulator a pixel, which with the weights and a pixel fills the registers. */
+/* Pixels of one row: one accumulator each, which together with the weights and a pixel fill the
+ * registers. */
 enum { GREY_PIXELS = 10 };
 
 INLINE void grey_row(const conv_geom *g, const float *x, const float *w, const float *b, v8 *acc,
@@ -52,8 +52,7 @@ GREY_COPY(5, 8)
 GREY_COPY(5, 10)
 #undef GREY_COPY
 
-/* What is left of fewer than 8 pixels is conv_tile_impl.h's. A step of 1 is what all of them have.
- */
+/* Fewer than 8 remaining pixels are conv_tile_impl.h's. All copies here have a step of 1. */
 #if KERNELS_LEAN
 #define GREY_REST                                                                                  \
     {4, {[1] = pool_4_08}},                                                                        \
@@ -79,7 +78,7 @@ static const pool_copy8 grey_copies_5[] = {
     {10, {[1] = grey_5_10}}, {8, {[1] = grey_5_8}}, GREY_REST};
 #undef GREY_REST
 
-/* The copies for it; NULL: conv_tile_impl.h's. */
+/* The copies for this convolution; NULL: it has to use conv_tile_impl.h's. */
 static const pool_copy8 *grey_copies(const conv_geom *g)
 {
     const bool plain = g->cs == 1 && g->sh == 1 && g->sw == 1 && g->dh == 1 && g->dw == 1;

@@ -2,19 +2,19 @@
  * kernels_impl.h, with VT (vector type), VW (its floats) and T(name) (name with the width) set.
  *
  * A tile is a few output pixels of VW filters: one accumulator a pixel, weights loaded once for all
- * of them, input pixels broadcast from memory. There are two of each where it can be: two blocks of
- * VW filters, so that a pixel is broadcast for both, or else two rows of pixels, so that a weight
- * is loaded for both. `step` floats lie between two output pixels' inputs; as a constant it becomes
- * an address displacement, which is why the common strides have their own copies. */
+ * of them, input pixels broadcast from memory. Where possible a tile has two blocks of VW filters,
+ * so that a pixel is broadcast for both, or else two rows of pixels, so that a weight is loaded for
+ * both. `step` floats lie between two output pixels' inputs; as a constant, `step` becomes an
+ * address displacement, which is why the common strides have their own copies. */
 
-/* What a tile has two of. */
+/* The second half of a tile: another row, or another block of filters. */
 #ifndef KUBEML_CONV_TILE
 #define KUBEML_CONV_TILE
 enum { OF_ROWS = 1, OF_FILTERS = 2 };
 #endif
 
-/* px accumulators over the whole kernel window, and as many of the next row (OF_ROWS), or of the
- * next VW filters, whose weights follow (OF_FILTERS); `two` 0: neither. */
+/* Sums px accumulators over the whole kernel window, and as many of the next row (OF_ROWS), or of
+ * the next VW filters, whose weights follow (OF_FILTERS). `two` 0: neither. */
 INLINE void T(tile_sum)(const conv_geom *g, const float *x, const float *w, const float *b,
                         const int two, const int px, const size_t step, VT acc[2][14])
 {
@@ -54,7 +54,7 @@ INLINE void T(tile_sum)(const conv_geom *g, const float *x, const float *w, cons
     }
 }
 
-/* y = relu(the largest), the first of those; arg: which it is, 0 to 3. */
+/* y = relu(the largest of the four); arg: the place of the first largest, 0 to 3. */
 INLINE void T(max_cell)(VT v0, VT v1, VT v2, VT v3, float *y, uint8_t *arg)
 {
     VT up = T(max)(v1, v0), down = T(max)(v3, v2);
@@ -91,7 +91,8 @@ typedef void T(pool_fn)(const conv_geom *, const float *, const float *, const f
                         uint8_t *);
 typedef void T(dense_fn)(const conv_geom *, const float *, const float *, const float *, float *);
 
-/* The copies: `name` makes one for a number of pixels and a step, named after both. */
+/* POOL_COPY and DENSE_COPY define copies for a number of pixels and a step, and name them after
+ * both. */
 #define POOL_COPY(PX, STEP)                                                                        \
     static void T(pool_##PX##_##STEP)(const conv_geom *g, const float *x, const float *w,          \
                                       const float *b, float *y, uint8_t *arg)                      \
@@ -128,7 +129,7 @@ typedef void T(dense_fn)(const conv_geom *, const float *, const float *, const 
 #endif
 STEPS(POOL_COPY, 2)
 STEPS(POOL_COPY, 4)
-/* Of a narrower vector's blocks one at most is left over. */
+/* A narrower vector has one block left over at most: it needs no pairs. */
 #define PAIRS (VW == 16 || !KERNELS_WIDE)
 #if PAIRS
 #define DENSE_COPIES(PX) STEPS(ROWS_COPY, PX) STEPS(PAIR_COPY, PX)
@@ -197,8 +198,7 @@ static const T(dense_copy) T(rows_copies)[] = DENSE_NAMES(rows);
 static const T(dense_copy) T(one_copies)[] = {
     {8, {T(one_8_0)}}, {4, {T(one_4_0)}}, {2, {T(one_2_0)}}, {1, {T(one_1_0)}}};
 
-/* One block of VW filters over the sample. Tiles of equal width where that is possible: 28 = 14 +
- * 14. */
+/* One block of VW filters over the sample, in tiles of equal width where possible: 28 = 14 + 14. */
 static void T(conv_pool_block)(const conv_geom *g, const T(pool_copy) * copies, const float *x,
                                const float *w, const float *b, float *y, uint8_t *arg)
 {
@@ -219,8 +219,8 @@ static void T(conv_pool_block)(const conv_geom *g, const T(pool_copy) * copies, 
     }
 }
 
-/* The pixels of one row, or of what the copies have two of. What is left beyond one tile and under
- * two is halved, 16 = 8 + 8: a tile of few pixels waits for its own sums. */
+/* The pixels of one row (copies for two rows: of both). A rest of more than one tile and under two
+ * is halved, 16 = 8 + 8, because a tile of few pixels waits for its own sums. */
 static void T(conv_row)(const conv_geom *g, const T(dense_copy) *copies, int step, const float *x,
                         const float *w, const float *b, float *y)
 {
@@ -248,7 +248,7 @@ static void T(conv_pair)(const conv_geom *g, const float *x, const float *w, con
 }
 #endif
 
-/* One block. */
+/* One block of VW filters over the sample. */
 static void T(conv_block)(const conv_geom *g, const float *x, const float *w, const float *b,
                           float *y)
 {

@@ -1,17 +1,19 @@
-/* cpu_backend.c: the fast backend for the host's CPU behind backend.h: runs what cpu_build.c makes
- * of a graph. Which instructions: cpu_isa.c; the layers: cpu_input.c, cpu_conv.c, cpu_winograd.c,
- * cpu_winograd_recomputed.c, cpu_matmul.c, cpu_linear.c, cpu_norm.c, cpu_channel.c, cpu_concat.c,
- * cpu_rows.c, cpu_generic.c, and of ops that this backend lacks cpu_reference.c (cpu_ops.c says
- * which it has); norms in convolutions: cpu_fold.c, cpu_entry.c; what is done with weights once a
- * batch: cpu_weights.c; forward where nothing is trained: cpu_evaluate.c; inner loops:
- * kernels_impl.h. In bf16: cpu_linear16.c, cpu_matmul16.c and the words of cpu_winograd.c; inner
- * loops: kernels_avx512_bf16.c.
+/* cpu_backend.c: the fast backend for the host's CPU, behind backend.h. It runs the program that
+ * cpu_build.c makes from a graph.
+ *
+ * Which file has what. Instruction sets: cpu_isa.c. Layers: cpu_input.c, cpu_conv.c,
+ * cpu_winograd.c, cpu_winograd_recomputed.c, cpu_matmul.c, cpu_linear.c, cpu_norm.c, cpu_channel.c,
+ * cpu_concat.c, cpu_rows.c, cpu_generic.c; cpu_reference.c has the ops that cpu_ops.c lacks. Norms
+ * in convolutions: cpu_fold.c, cpu_entry.c. Work on weights once a batch: cpu_weights.c. Forward
+ * outside training: cpu_evaluate.c. Inner loops: kernels_impl.h. In bf16: cpu_linear16.c,
+ * cpu_matmul16.c and the words of cpu_winograd.c, with the inner loops of kernels_avx512_bf16.c.
  *
  * Same graph, batch, CPU class (the table's name) and thread count give the same bits: work is
  * split by sample or by output, and every sum across threads runs in thread order.
  *
- * Memory: all of it is allocated in prepare, in blocks that the program owns. Parameters stay where
- * the caller has them (`store` is NULL); packed copies of convolution weights follow them. */
+ * Memory: prepare allocates all of it, in blocks that the program owns. Parameters stay in the
+ * caller's blocks (`store` is NULL); packed copies of convolution weights follow changes of the
+ * parameters. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,7 +81,8 @@ static bool goes_with(const layer *next, const layer *l, bool forward)
            !(forward ? next->ops->forward_whole : next->ops->backward_whole);
 }
 
-/* So many samples that a layer's result is still in the cache when the next one reads it. */
+/* The number of samples after which a layer's result is still in the cache when the next layer
+ * reads it. */
 static int chunk_of(const stretch *s)
 {
     size_t bytes = 1;
@@ -128,8 +131,8 @@ static bool has_backward(const program *p, const layer *l)
            (l->ops->backward || l->ops->backward_whole);
 }
 
-/* Gradients that this layer is the first to write: their borders, where the memory was others'
- * before. */
+/* Clears the borders of gradients that this layer is the first to write, where other blocks had the
+ * memory before. */
 static void clear_borders(program *p, const layer *l, int from, int to)
 {
     for (int j = 0; j < l->in_count; j++) {
@@ -161,7 +164,7 @@ static void backward_stretch(void *arg, int thread, int threads)
         if (l->entry)
             norm_begin(s->p, l->entry, thread);
     }
-    /* The last samples first: theirs are the results that the cache still has from going forward. */
+    /* The last samples first: the cache still has their results from the forward pass. */
     for (int end = to, begin; end > from; end = begin) {
         begin = from + (end - from - 1) / chunk * chunk;
         for (int i = s->last; i >= s->first; i--) {
@@ -272,7 +275,7 @@ typedef struct update_work {
     int count;
 } update_work;
 
-/* A thread's part of each span: whole lines. */
+/* Updates a thread's part of each span, in whole cache lines. */
 static void update_part(void *arg, int thread, int threads)
 {
     const update_work *w = arg;

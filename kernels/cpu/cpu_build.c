@@ -1,6 +1,6 @@
-/* cpu_build.c: a graph becomes a program: its nodes are fused into layers, the layers' tensors laid
- * out as their neighbours want them, and each layer made by the file that knows its kind. All
- * memory is allocated here, and nothing in a step. */
+/* cpu_build.c: makes a program from a graph: fuses nodes into layers, lays out the layers' tensors
+ * as their neighbours want them, and calls for each layer the file that knows its kind. All memory
+ * is allocated here, none in a step. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 /* ---- fusing: nodes into layers --------------------------------------------------------------- */
 
-/* 2x2 with stride 2 over a convolution that the pooled kernels can do. */
+/* Is node i a 2x2 pooling with stride 2 over a convolution that the pooled kernels can compute? */
 static bool pools(const graph *g, int conv, int i)
 {
     const graph_node *c = &g->nodes[conv], *n = i < 0 ? NULL : &g->nodes[i];
@@ -20,7 +20,8 @@ static bool pools(const graph *g, int conv, int i)
            c->conv.dil_w == 1;
 }
 
-/* Any window, where the convolution reads the network's input, whose gradient nobody asks for. */
+/* Is node i a max pooling of any window over a convolution that reads the network's input? No layer
+ * needs that input's gradient. */
 static bool pools_windows(const graph *g, int conv, int i)
 {
     const graph_node *c = &g->nodes[conv], *n = i < 0 ? NULL : &g->nodes[i];
@@ -35,8 +36,8 @@ static fused_pool pool_of(const graph *g, int conv, int i)
 
 typedef enum layer_kind { KIND_ANY, KIND_CONV, KIND_CONV_POOL, KIND_MATMUL } layer_kind;
 
-/* Is the convolution better with the pooling in it? Where it is a plain matrix product it is not,
- * nor Winograd's, but where a tile is a cell of the pooling. */
+/* Is the convolution faster with the pooling fused? Not where it is a plain matrix product. Not
+ * with Winograd either, unless a tile is a cell of the pooling. */
 static bool takes_pool(const program *p, int i, fused_pool pool)
 {
     const graph_node *n = &p->g->nodes[i];
@@ -45,8 +46,8 @@ static bool takes_pool(const program *p, int i, fused_pool pool)
            (!conv_is_winograd(p, n, in.c) || (pool == POOL_CELLS && wino_pools(n)));
 }
 
-/* The other summand of an addition that reads the norm i, where it is there before the norm and
- * both are as large as the sum; otherwise -1. */
+/* The other summand of an addition that reads norm i, if it is computed before the norm and both
+ * summands are as large as the sum; otherwise -1. */
 static int summand(const graph *g, int i, int next)
 {
     const graph_node *a = next < 0 ? NULL : &g->nodes[next];
@@ -58,7 +59,7 @@ static int summand(const graph *g, int i, int next)
     return other < i && whole ? other : -1;
 }
 
-/* Follows what can be computed together from node i on; returns the last node. */
+/* Follows the nodes that can be computed together with node i; returns the last node. */
 static int fuse(const program *p, int i, bool *relu, fused_pool *pool)
 {
     const graph *g = p->g;
@@ -123,7 +124,7 @@ static int make_layers(program *p, bool *inside, layer_kind *kinds)
         if (n->in_count)
             memcpy(l->in, n->in, (size_t)n->in_count * sizeof *l->in);
         int other = summand(g, i, graph_only_reader(g, i));
-        if (other > 0) /* the network's input may lie without padding lanes */
+        if (other > 0) /* not node 0: the network's input may lie without padding lanes */
             l->in[l->in_count++] = other;
     }
     return 0;
@@ -131,14 +132,14 @@ static int make_layers(program *p, bool *inside, layer_kind *kinds)
 
 /* ---- layout ---------------------------------------------------------------------------------- */
 
-/* One pixel of all samples is a matrix: with samples a multiple of SAME_LINES apart, its rows would
- * all want the same lines of the cache. */
+/* One pixel of all samples is a matrix. If samples are a multiple of SAME_LINES apart, its rows
+ * compete for the same lines of the cache; they are then moved APART floats apart. */
 enum { SAME_LINES = 256, APART = 48 };
 
 static int plane_alloc(program *p, const tensor *t, plane *a)
 {
     size_t batch = (size_t)p->c.batch, extent = 1;
-    if (t->root) { /* which comes later */
+    if (t->root) { /* the root, which comes later, has the memory */
         plane_postpone(a);
         return 0;
     }
@@ -147,7 +148,7 @@ static int plane_alloc(program *p, const tensor *t, plane *a)
         a->sample = a->row * (size_t)(t->s.h + 2 * a->halo);
         if (t->strided && a->sample % SAME_LINES == 0)
             a->sample += APART;
-        if (t->cs % CPU_LANES) /* vectors reach past it: not into what another thread writes */
+        if (t->cs % CPU_LANES) /* vectors reach past it, not into another thread's */
             a->sample += CPU_SLACK;
         extent = batch * a->sample;
     } else if (t->form == FORM_ROWS) {
@@ -180,7 +181,7 @@ static void want_halos(program *p, const layer *l, bool pooled)
     tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     x->y.halo = most(x->y.halo, pad);
     if (l->in[0] == 0)
-        return; /* nobody asks for the input's gradient */
+        return; /* the input's gradient is not needed */
     int around_dy = pooled ? -1 : conv_dy_halo(n, x->s);
     if (around_dy >= 0)
         y->dy.halo = most(y->dy.halo, around_dy);
@@ -188,8 +189,8 @@ static void want_halos(program *p, const layer *l, bool pooled)
         x->dy.halo = most(x->dy.halo, pad);
 }
 
-/* The network's input keeps 1 to 4 channels without padding when only convolutions read it: they
- * take it without gaps, and never want its gradient. */
+/* Does the network's input keep 1 to 4 channels without padding? Only when convolutions alone read
+ * it: they read it without gaps, and do not need its gradient. */
 static bool narrow_input(const program *p, const layer_kind *kinds)
 {
     if (p->g->nodes[0].shape.c > 4)
@@ -219,7 +220,7 @@ static bool writes_slices(const program *p, const layer *l, layer_kind kind)
            (kind == KIND_CONV && conv_is_winograd(p, l->node, p->tensors[l->in[0]].s.c));
 }
 
-/* Tensors in a concat's memory have its rows and samples. */
+/* Gives tensors in a concat's memory the concat's row and sample strides. */
 static void follow_roots(program *p)
 {
     for (int i = 0; i < p->layer_count; i++) {
@@ -254,7 +255,7 @@ static int lay_out(program *p, const layer_kind *kinds, bool *flags)
     graph_mark_gradients(p->g, flags);
     for (int i = 0; i < p->layer_count; i++) {
         tensor *t = &p->tensors[p->layers[i].out];
-        if (p->layers[i].entered) /* has no result of its own */
+        if (p->layers[i].entered) /* its result is never stored */
             continue;
         if (plane_alloc(p, t, &t->y) != 0 || (!p->c.inference && flags[p->layers[i].out] &&
                                               !p->layers[i].act && plane_alloc(p, t, &t->dy) != 0))
@@ -293,7 +294,7 @@ static bool updates_itself(const program *p, int var)
     return false;
 }
 
-/* The parameters that a whole step leaves to the update after it. */
+/* Finds the parameters that a whole step leaves to the update after backward. */
 static int find_rest(program *p)
 {
     size_t at = 0, total = p->g->floats[VAR_PARAM];

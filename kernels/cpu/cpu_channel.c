@@ -1,9 +1,10 @@
 /* cpu_channel.c: layers that keep channels apart, over images with channels innermost: depthwise
- * convolutions, pooling of any window, activations, one factor a channel.
+ * convolutions, pooling of any window, activations, one factor a channel, dropout.
  *
- * A window is two lists of taps, one an axis, made at compile time: borders, strides and dilations
- * are in the lists, so that no padding is read or multiplied, and the input gradient is the same
- * walk over the transposed lists: each input asks the outputs that saw it, and is written once. */
+ * A window is two lists of taps, one for each axis, made at compile time. Borders, strides and
+ * dilations are in the lists, so that no padding is read or multiplied. The input gradient is the
+ * same loop over the transposed lists: each input gathers from the outputs that read it, and is
+ * written once. */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,7 +18,8 @@ typedef struct axis_rule {
     bool count_pad;
 } axis_rule;
 
-/* The inputs of output o, up to kernel (adaptive: in) of them; returns how many. */
+/* Writes the inputs of output o to `to`, at most kernel (adaptive: in) of them; returns how
+ * many. */
 static int window_of(const axis_rule *r, int o, window_tap *to)
 {
     int first = o * r->stride - r->pad, kernel = r->kernel, n = 0;
@@ -38,8 +40,8 @@ static int window_of(const axis_rule *r, int o, window_tap *to)
     return n;
 }
 
-/* Whether d and the next that may be like it have the same taps, a fixed number of sources apart:
- * that number, otherwise -1. */
+/* Whether d and the next destination (`every` further) have the same taps, a fixed number of
+ * sources apart: that number, otherwise -1. */
 static int step_between(const window_axis *a, int d)
 {
     int n = a->begin[d + 1] - a->begin[d], other = d + a->every;
@@ -100,7 +102,7 @@ static int make_axis(program *p, const axis_rule *r, window_axis *a)
     return a->spans ? 0 : -1;
 }
 
-/* The same pairs, seen from the inputs. */
+/* The same pairs of input and output, listed by input. */
 static int transpose_axis(program *p, const window_axis *a, int in, window_axis *back)
 {
     if (alloc_axis(p, back, in, (size_t)a->begin[a->count]) != 0)
@@ -109,13 +111,13 @@ static int transpose_axis(program *p, const window_axis *a, int in, window_axis 
         back->begin[a->taps[j].from + 1]++;
     for (int i = 0; i < in; i++)
         back->begin[i + 1] += back->begin[i];
-    for (int o = a->count - 1; o >= 0; o--) /* filled from the end of each list */
+    for (int o = a->count - 1; o >= 0; o--) /* each list is filled from its end */
         for (int j = a->begin[o]; j < a->begin[o + 1]; j++) {
             window_tap t = a->taps[j];
             back->taps[--back->begin[t.from + 1]] =
                 (window_tap){.from = o, .tap = t.tap, .scale = t.scale};
         }
-    for (int i = 0; i < in; i++) /* begin[i + 1] has sunk to the start of list i */
+    for (int i = 0; i < in; i++) /* begin[i + 1] is now the start of list i */
         back->begin[i] = back->begin[i + 1];
     back->begin[in] = a->begin[a->count];
     find_alike(back, a->stride);
@@ -159,7 +161,7 @@ bool conv_is_depthwise(const graph_node *n, int channels)
     return n->conv.groups > 1 && n->conv.groups == n->shape.c && channels == n->shape.c;
 }
 
-/* Few weights, here and in depthwise_finish: part 0 does it all. */
+/* There are few weights, here and in depthwise_finish: part 0 does all the work. */
 static void depthwise_pack(program *p, layer *l, int part, int parts)
 {
     (void)parts;
@@ -185,7 +187,8 @@ static void depthwise_backward(program *p, layer *l, int from, int to, int threa
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     float *dw = layer_dw(l, thread), *db = layer_db(l, thread);
-    /* The last first, as backward goes: the memory of the one before is asked for meanwhile. */
+    /* From the last sample to the first, as in backward_stretch: the memory of the sample before is
+     * prefetched meanwhile. */
     for (int i = to; i-- > from;) {
         const float *dyi = pixels(y, &y->dy, i);
         mask_samples(p, l, i, i + 1, db);
@@ -316,7 +319,7 @@ int layer_pool(program *p, layer *l)
 
 /* ---- activations ----------------------------------------------------------------------------- */
 
-/* Row h of sample i, whose floats follow each other; features are one row. */
+/* Row h of sample i, whose floats lie together; features are one row. */
 static float *row_of(const tensor *t, const plane *a, int i, int h)
 {
     if (t->form == FORM_ROWS)
@@ -324,8 +327,8 @@ static float *row_of(const tensor *t, const plane *a, int i, int h)
     return pixels(t, a, i) + (size_t)h * a->row;
 }
 
-/* Samples [from, to) of features in columns: the last few beside the columns, which other threads
- * share. */
+/* Samples [from, to) of features in columns. The last few samples go through local arrays, because
+ * a whole vector would reach samples of other threads. */
 static void act_columns(program *p, layer *l, bool back, int from, int to)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
@@ -444,7 +447,7 @@ int layer_gate(program *p, layer *l)
 
 /* ---- dropout --------------------------------------------------------------------------------- */
 
-enum { DROPOUT_SAMPLES = 16 }; /* of features in columns, that are turned at a time */
+enum { DROPOUT_SAMPLES = 16 }; /* transposed at a time, of features in columns */
 
 /* 0 or 1/(1-p) for every element of a sample, in the graph's order (C, H, W). */
 static void draw_factors(const program *p, const layer *l, int i, float *to)

@@ -1,14 +1,16 @@
-/* cpu_concat.c: concat of images, without copies where what makes the parts can write pixels apart.
+/* cpu_concat.c: concat of images, without copies where the layers that make the parts can write
+ * pixels apart.
  *
  * DenseNet's concats grow: each begins with all of the one before. Such a chain lies in the memory
- * of its last concat, the root: every concat of it is the root's first channels, and a part that
- * only the chain reads is some channels of it, written there by the layer that makes it. So a chain
- * is rewritten as "the one before, and what is new", which also tells the norms over it whose
- * gradients add up to what is there. Other parts are copied, once.
+ * of its last concat, the root. Every concat of the chain is the root's first channels. A part that
+ * only the chain reads is some channels of the root, written there by the layer that makes the
+ * part. So a concat of a chain becomes "the concat before, and new parts"; a norm over it therefore
+ * adds its gradient to what the norms over later concats have written. Other parts are copied,
+ * once.
  *
  * A tensor in a root's memory has `root` set; its pixels are `step` floats apart. Layers that read
- * one with step > cs: batch norm, a convolution that applies one, and concat alone. Layers that
- * write one: those of `slices`. */
+ * a tensor with step > cs: batch norm, a convolution that applies a batch norm, and concat. Layers
+ * that write such a tensor: those of `slices`. */
 #include <stdio.h>
 #include <string.h>
 
@@ -21,7 +23,7 @@ static float *row_of(const tensor *t, const plane *a, int i, int h)
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
-/* An image without border and padding lanes. */
+/* Is the node an image without border and padding lanes, neither input nor output? */
 static bool plain(const program *p, int node)
 {
     const tensor *t = &p->tensors[node];
@@ -44,14 +46,14 @@ static bool joinable(const program *p, const layer *l)
     return true;
 }
 
-/* Is `before` the beginning of l? */
+/* Are the inputs of `before` the first inputs of l? */
 static bool continues(const layer *l, const layer *before)
 {
     return before->in_count < l->in_count &&
            memcmp(l->in, before->in, (size_t)before->in_count * sizeof *l->in) == 0;
 }
 
-/* Do norms alone read the node, or what applies them? */
+/* Do only norms, or convolutions that apply norms, read the node? */
 static bool read_by_norms(const program *p, int node)
 {
     for (int i = 0; i < p->layer_count; i++)
@@ -62,8 +64,8 @@ static bool read_by_norms(const program *p, int node)
     return true;
 }
 
-/* How many concats of the chain that ends with layer `last` there are: their indices, last
- * first. */
+/* Finds the concats of the chain that ends with layer `last`: writes their indices, last first, and
+ * returns their number. */
 static int find_chain(const program *p, int last, int *chain)
 {
     int count = 0;
@@ -85,8 +87,8 @@ static bool in_chain(int layer_index, const int *chain, int count)
     return false;
 }
 
-/* May the part lie in the chain's memory: made by a layer that can write there (and does without a
- * border of its gradient), read by the chain alone? */
+/* May the part lie in the chain's memory? A layer that can write there must make it, its gradient
+ * must need no border, and only the chain may read it. */
 static bool part_joins(const program *p, int node, const int *chain, int count, const bool *slices)
 {
     bool made = false;
@@ -109,8 +111,8 @@ static void place_at(program *p, int node, int root, int channel)
     p->tensors[node].dy.halo = 0;
 }
 
-/* Everything that joins gets its place; then each concat but the first is the one before and what
- * is new. */
+/* Gives each part that joins its place; then makes each concat but the first of the concat before
+ * and its new parts. */
 static void join(program *p, const int *chain, int count, const bool *slices)
 {
     const layer *all = &p->layers[chain[0]];
@@ -184,8 +186,8 @@ static void concat_forward(program *p, layer *l, int from, int to, int thread)
         }
 }
 
-/* One pixel's channels. The last few one by one: a whole vector would reach into the next pixel,
- * which may be another thread's at this moment. */
+/* One pixel's channels, the last few one by one: a whole vector would reach into the next pixel,
+ * which another thread may be writing. */
 static void pixel_back(const program *p, int channels, const float *dy, bool accumulate, float *dx)
 {
     int whole = channels / CPU_LANES * CPU_LANES;

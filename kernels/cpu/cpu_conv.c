@@ -1,11 +1,12 @@
 /* cpu_conv.c: convolutions with their bias, ReLU and max pooling as one layer, sample by sample.
  *
  * Backward through the pooling touches the winners alone, a quarter of the work. 2x2 pooling is
- * done in the registers, of a 5x5 kernel's sums by cpu_winograd.c; other windows, which overlap,
- * after the convolution, while its result is in the second cache: over the network's input alone,
- * since only the weights' gradient is then by winners. Without pooling the input gradient is again
- * a convolution, over dy with a border, where the stride is 1; otherwise the output pixels scatter.
- * Weight gradients gather in a block of each thread's own and are summed in thread order. */
+ * computed in registers, for a 5x5 kernel by cpu_winograd.c. Other windows, which overlap, are
+ * pooled after the convolution, while its result is in the second cache; only over the network's
+ * input, because only the weights' gradient is then by winners. Without pooling, the input gradient
+ * is again a convolution, over dy with a border, for each phase of the stride; otherwise the output
+ * pixels scatter. Each thread gathers weight gradients in a block of its own; the blocks are summed
+ * in thread order. */
 #include <stdio.h>
 #include <string.h>
 
@@ -29,13 +30,13 @@ static float *window(const plane *a, int cs, int sample, int pad_h, int pad_w)
 }
 
 /* Where weights lie: filter f, channel i, kernel position (r, s) at base + f*f_step + i*i_step +
- * r*r_step + s*s_step; steps may be negative. */
+ * r*r_step + s*s_step, with the steps below, which may be negative. */
 typedef struct bank {
     const float *base;
     ptrdiff_t f, i, r, s;
 } bank;
 
-/* Blocks of filters, channels innermost but for the filter: [K/block][R][S][C][block]. */
+/* Packs into blocks of filters: [K/block][R][S][C][block]. */
 static void pack_forward(const cpu_kernels *k, const conv_geom *g, bank w, int part, int parts,
                          float *to)
 {
@@ -56,7 +57,7 @@ static void pack_forward(const cpu_kernels *k, const conv_geom *g, bank w, int p
     }
 }
 
-/* [K][R][run], channels innermost. */
+/* Packs as [K][R][run], channels innermost. */
 static void pack_backward(const conv_geom *g, const float *w, int part, int parts, float *to)
 {
     size_t R = (size_t)g->kh, S = (size_t)g->kw, C = (size_t)g->c;
@@ -129,7 +130,7 @@ static void windows_forward(program *p, layer *l, int from, int to, int thread)
     }
 }
 
-/* dp = one sample's dy through ReLU, without gaps, and the bias' gradient. */
+/* dp = one sample's dy through ReLU, without gaps; adds the bias' gradient to db. */
 static void pooled_gradient(const program *p, const layer *l, int i, float *dp, float *db)
 {
     const tensor *y = &p->tensors[l->out];
@@ -180,8 +181,8 @@ static void pooled_backward(program *p, layer *l, int from, int to, int thread)
 
 /* ---- the input gradient without pooling: a convolution over dy for each phase of the stride -- */
 
-/* Input positions h = a, a + stride, ... see the kernel rows first, first + step, ... alone, and of
- * dy the rows from h/stride - pad on: a convolution of stride 1 with the kernel turned round. */
+/* Input positions h = a, a + stride, ... read only the kernel rows first, first + step, ..., and
+ * the rows of dy from h/stride - pad on: a convolution of stride 1 with the kernel reversed. */
 static phase_axis axis_of(int a, int in, int out, int kernel, int stride, int pad, int dil)
 {
     phase_axis f = {.from = a, .step = stride == 1 ? 1 : stride,
@@ -195,7 +196,7 @@ static phase_axis axis_of(int a, int in, int out, int kernel, int stride, int pa
     return f;
 }
 
-/* Phases pay for strides up to 4; a stride together with a dilation scatters. */
+/* Phases pay for strides up to 4; a layer with both stride and dilation scatters. */
 static bool has_phases(const graph_node *n)
 {
     bool plain = n->conv.stride_h == 1 && n->conv.stride_w == 1;
@@ -231,7 +232,7 @@ int conv_dy_halo(const graph_node *n, shape in)
     return halo;
 }
 
-/* One phase of sample i: into dx itself, or through scratch where it adds. */
+/* Computes one phase of sample i: into dx itself, or through scratch where it adds to dx. */
 static void phase_dx(program *p, layer *l, const conv_phase *f, int i, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
@@ -401,7 +402,7 @@ static int alloc_backward(program *p, layer *l)
     return l->wb ? 0 : -1;
 }
 
-/* The convolution writes its result into scratch, without gaps; the windows are taken over that. */
+/* The convolution writes its result into scratch, without gaps, and the pooling reads it there. */
 static int make_windows(program *p, layer *l)
 {
     const graph *g = p->g;

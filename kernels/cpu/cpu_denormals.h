@@ -1,9 +1,10 @@
-/* cpu_denormals.h: how a thread computes with denormal floats, those under 2^-126.
+/* cpu_denormals.h: how a thread computes with denormal floats, which are below 2^-126.
  *
- * x86 computes with them in microcode, some hundred times slower than with others, and training
- * makes them: momentum of a unit that is dead shrinks by a factor each step and, rounded, never
- * gets past the smallest ones. So the backend's threads take them, and give them, as zeros. Other
- * CPUs compute with them as fast as with any; there this does nothing. */
+ * x86 computes with denormals in microcode, some hundred times slower than with other floats, and
+ * training makes them: the momentum of a dead unit shrinks by a factor each step and, rounded,
+ * never gets below the smallest denormals. So the backend's threads read denormals as zeros and
+ * round results to zero. Other CPUs lose no time with denormals; there these functions do
+ * nothing. */
 #ifndef KUBEML_CPU_DENORMALS_H
 #define KUBEML_CPU_DENORMALS_H
 
@@ -12,7 +13,7 @@
 
 enum { FLUSH_RESULTS = 0x8000, FLUSH_OPERANDS = 0x0040 }; /* of MXCSR */
 
-/* From now on this thread does so; returns what flush_end sets back. */
+/* Flushes this thread's denormals from now on; returns what flush_end restores. */
 static inline unsigned flush_begin(void)
 {
     unsigned before = _mm_getcsr();

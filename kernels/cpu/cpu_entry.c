@@ -1,13 +1,15 @@
 /* cpu_entry.c: 1x1 convolutions that apply the norm before them, ReLU included, to each block of
- * pixels as they read it, where that norm cannot go into the weights of a convolution before it:
- * DenseNet's way. The norm's layer then finds its statistics alone. Its result and the result's
- * gradient are no tensors any more: a block of the result lies in the second cache, and backward a
- * panel of either in the first; the result is computed again where backward needs it, and the
- * norm's sums are taken while the gradient is there. So of three passes over memory forward and
- * eight backward, one and three are left.
+ * pixels as they read it. For norms that no convolution before them can fold into its weights, as
+ * in DenseNet.
  *
- * The convolution reads the norm's input as its own, and writes its gradient but for a line in x:
- * cpu_norm.c. */
+ * The norm's layer then only computes its statistics. Its result and the result's gradient are no
+ * tensors: a block of the result lies in the second cache, and backward a panel of either lies in
+ * the first. Backward computes the result again where it needs it, and takes the norm's sums while
+ * the gradient is there. Of three passes over memory forward and eight backward, one and three are
+ * left.
+ *
+ * The convolution reads the norm's input as its own, and writes that input's gradient except for a
+ * line in x: cpu_norm.c. */
 #include "cpu_ops.h"
 
 static layer *maker(program *p, int node)
@@ -18,7 +20,7 @@ static layer *maker(program *p, int node)
     return NULL;
 }
 
-/* Where a model only evaluates, cpu_fold.c takes these into the weights: better still. */
+/* Such norms are left to cpu_fold.c, which is faster where a model only evaluates. */
 static bool follows_convolution(program *p, const layer *norm)
 {
     const layer *before = maker(p, norm->in[0]);

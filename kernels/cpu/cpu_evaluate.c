@@ -1,13 +1,14 @@
 /* cpu_evaluate.c: the forward pass of a model that only evaluates.
  *
- * A norm is then a line a channel, and no result is needed once the next layers have read it. So
- * samples can go through many layers a few at a time, and what these layers hand to each other lies
- * in a room of the thread's own, which its caches keep, instead of in memory of the whole batch's.
+ * A norm is then a factor and a summand for each channel, and no result is needed once the next
+ * layers have read it. So samples can go through many layers a few at a time. What these layers
+ * hand to each other lies in a room of the thread's own, which its caches keep, instead of in the
+ * whole batch's memory.
  *
- * The layers are cut into stretches. In most a thread takes `chunk` samples through all layers,
- * then the next ones: each layer says how many it needs at a time so that its weights pay. Layers
- * that need all samples of a thread (heavy weights), or that start the threads themselves, make
- * stretches of their own, whose results are the batch's.
+ * The layers are cut into stretches. In most stretches a thread takes `chunk` samples through all
+ * layers, then the next samples; each layer gives the number of samples that makes reading its
+ * weights pay. Layers that need all samples of a thread (heavy weights), or that start the threads
+ * themselves, form stretches of their own, whose results lie in the batch's memory.
  *
  * Layers ask a program where a tensor lies. In a stretch of chunks they get the thread's view: a
  * copy of the program whose tensors begin with the chunk's first sample, in the batch's memory or
@@ -20,21 +21,21 @@
 #include "cpu_program.h"
 #include "kernels/plan.h"
 
-/* Of a chunk, a layer's inputs and result: what they may take where some layer needs many samples,
- * and what they grow to where none does. */
+/* The most bytes of a chunk's inputs and result in one layer: CHUNK_BYTES_MOST where some layer
+ * needs many samples; chunks grow to CHUNK_BYTES where none does. */
 enum { CHUNK_BYTES_MOST = 1 << 20, CHUNK_BYTES = 1 << 16 };
 
 /* Layers [first, last]. */
 typedef struct stretch {
     int first, last;
     int chunk;     /* 0: all samples of a thread, or one layer that starts the threads itself */
-    size_t widest; /* bytes of a sample, of the layer that has most */
+    size_t widest; /* most bytes of a sample in one layer */
 } stretch;
 
 struct evaluation {
     stretch *stretches;
     int count;
-    size_t *at;    /* of each node, in a thread's room; NOWHERE: not there */
+    size_t *at;    /* each node's place in a thread's room; NOWHERE: not there */
     size_t floats; /* of a thread's room */
     float *room;
     program *views; /* one a thread */
@@ -42,13 +43,14 @@ struct evaluation {
 
 static const size_t NOWHERE = SIZE_MAX;
 
-/* Has it nothing to do? Norms that convolutions have in their weights, or apply on reading. */
+/* Has the layer nothing to do? True for norms that convolutions fold into their weights, or apply
+ * on reading. */
 static bool is_idle(const program *p, const layer *l)
 {
     return l->entered || (p->folded && l->folded_from);
 }
 
-/* Does it start the threads itself? */
+/* Does the layer start the threads itself? */
 static bool is_whole(const layer *l)
 {
     return !l->ops->forward && !l->ops->evaluate;
@@ -56,7 +58,8 @@ static bool is_whole(const layer *l)
 
 /* ---- stretches ------------------------------------------------------------------------------- */
 
-/* How many samples it wants at a time; 0: all. Features in columns share lines of the cache. */
+/* How many samples the layer wants at a time; 0: all. Features in columns share cache lines, so
+ * they want all. */
 static int wanted(const program *p, const layer *l)
 {
     if (is_whole(l) || p->tensors[l->out].form == FORM_COLUMNS)
@@ -75,7 +78,7 @@ static size_t layer_bytes(const program *p, const layer *l)
     return floats * sizeof(float);
 }
 
-/* With layer i, too. */
+/* The stretch with layer i added. */
 static stretch widened(const program *p, stretch s, int i)
 {
     const layer *l = &p->layers[i];
@@ -122,7 +125,7 @@ static void cut(program *p)
 
 /* ---- what is handed on within one ------------------------------------------------------------ */
 
-/* The first and the last layer that have to do with a node, or with what lies in its memory. */
+/* The first and the last layer that use a node, or a tensor in its memory. */
 static stretch users(const program *p, int node)
 {
     stretch s = {.first = INT_MAX, .last = -1};
@@ -139,7 +142,7 @@ static stretch users(const program *p, int node)
     return s;
 }
 
-/* Borders and padding lanes are zeros that nobody writes. */
+/* Has the tensor borders or padding lanes? These are zeros that no layer writes. */
 static bool has_zeros(const tensor *t)
 {
     return t->form != FORM_IMAGE || t->y.halo || t->cs != t->s.c;
@@ -150,7 +153,8 @@ static size_t floats_of(const tensor *t, int chunk)
     return (size_t)chunk * t->y.sample + CPU_SLACK;
 }
 
-/* Gives what is handed on its place in a thread's room; one has zeros to itself. */
+/* Gives tensors that are used in one stretch alone their place in a thread's room. A tensor with
+ * zeros shares its place with no other. */
 static int find_places(program *p, struct evaluation *e)
 {
     int nodes = p->g->node_count;
@@ -243,7 +247,7 @@ static void view_tensor(const program *p, int thread, int node, int from)
     e->views[thread].tensors[node].y.data = begin + (t->root ? t->channel : 0);
 }
 
-/* The thread's view begins with sample `from`, for these layers. */
+/* Makes the thread's view of these layers begin with sample `from`. */
 static void view_samples(const program *p, const stretch *s, int thread, int from)
 {
     for (int i = s->first; i <= s->last; i++) {

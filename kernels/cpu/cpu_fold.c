@@ -1,15 +1,15 @@
-/* cpu_fold.c: convolutions that take the batch norm after them into their weights, where a model
+/* cpu_fold.c: convolutions that fold the batch norm after them into their weights, where a model
  * only evaluates: y = scale (w x + b) + shift = (scale w) x + (scale b + shift). The norm's layer
- * has nothing to do then, and the convolution writes its result, ReLU included.
+ * then has nothing to do, and the convolution writes the norm's result, ReLU included.
  *
- * A program changes between the two ways with what it is asked for, by an exchange of a few fields
- * and weights packed again; so an epoch of training and its evaluation pay for that once each.
- * Norms that take a sum with them stay: they save no pass. */
+ * A program changes between both ways as calls need it: it exchanges a few fields and packs the
+ * weights again. An epoch of training and its evaluation pay for that once each. Norms that also
+ * add a residual stay, because folding them saves no pass. */
 #include <math.h>
 
 #include "cpu_ops.h"
 
-/* What a convolution's fields are when it is not in use as `layer` says now. */
+/* The convolution's fields in the way that is not in use now. */
 struct fold {
     const layer *norm;
     int out;
@@ -22,7 +22,7 @@ static size_t filter_floats(const program *p, const layer *l)
     return p->g->vars[l->node->weight].count / (size_t)l->node->shape.c;
 }
 
-/* The norm that alone reads what l makes, or NULL. */
+/* The norm that is the only reader of l's result, or NULL. */
 static layer *norm_after(program *p, const layer *l)
 {
     layer *norm = NULL;

@@ -1,5 +1,5 @@
-/* cpu_generic.c: ops of a sample as plain loops over any layout, through views. Cases of these ops
- * that have no faster way elsewhere run here; the job's record calls it "loops". Backward functions
+/* cpu_generic.c: ops of a sample as plain loops over any layout, through views. These loops run the
+ * cases that have no faster way elsewhere; the job's record calls them "loops". Backward functions
  * add to dx. */
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
     ((v)->p[(size_t)(n) * (v)->sn + (size_t)(c) * (v)->sc + (size_t)(h) * (v)->sh +                \
             (size_t)(w) * (v)->sw])
 
-/* One sample's job: views of input values, output values, and, backward, their gradients. */
+/* The work on one sample: views of inputs, output and, backward, their gradients. */
 typedef struct any {
     program *p;
     const graph_node *n;
@@ -24,7 +24,7 @@ typedef struct any {
 
 /* ---- pointwise ------------------------------------------------------------------------------- */
 
-/* Where the second operand has one value a channel its position is (0, 0). */
+/* Has the second operand one value a channel? Its position is then always (0, 0). */
 static bool narrow(const any *a)
 {
     const shape *b = &a->p->tensors[a->l->in[1]].s;
@@ -215,7 +215,7 @@ static void any_forward(program *p, layer *l, int from, int to, int thread)
         forwards[l->node->op](&a);
 }
 
-/* dx begins at zero where this layer is the first to write it. */
+/* Zeroes dx where this layer is the first to write it. */
 static void zero_inputs(const any *a)
 {
     for (int j = 0; j < a->l->in_count; j++) {

@@ -1,10 +1,10 @@
 /* cpu_group.c: convolutions in groups that are not depthwise, as matrix products over the pixels of
  * a row.
  *
- * A group of few channels fills no vector. So as many groups as make whole vectors are one block,
- * whose weights are a dense matrix a tap, zero between the groups: ResNeXt's groups of 4 take twice
- * the multiplications and are still vectors. A row's taps are cut to the columns that lie inside
- * the image. */
+ * A group of few channels fills no vector. So as many groups as make whole vectors form one block,
+ * whose weights are a dense matrix for each tap, zero between the groups. ResNeXt's groups of 4
+ * then take twice the multiplications, but in full vectors. A row's taps are cut to the columns
+ * that lie inside the image. */
 #include <stdio.h>
 #include <string.h>
 
@@ -82,7 +82,7 @@ static void group_pack(program *p, layer *l, int part, int parts)
 
 /* ---- a tap of a row -------------------------------------------------------------------------- */
 
-/* Outputs [from, to) of an axis whose tap lies inside, and the input of the first. */
+/* Outputs [from, to) of an axis whose tap lies inside the image, and the input of the first. */
 typedef struct reach {
     int from, to, first;
 } reach;
@@ -103,7 +103,7 @@ typedef struct tap {
     reach w;
 } tap;
 
-/* Whether tap t of output row h sees anything. */
+/* Sets *out for tap t of output row h; false if the tap lies outside the image. */
 static bool tap_at(const layer *l, shape in, int h, int t, tap *out)
 {
     const graph_node *n = l->node;

@@ -1,4 +1,4 @@
-/* cpu_input.c: the network's input: bytes or floats as the caller has them, (C, H, W), to scaled
+/* cpu_input.c: the network's input: converts the caller's bytes or floats, (C, H, W), to scaled
  * floats with channels innermost. */
 #include "common/base/clock.h"
 #include "common/base/prefetch.h"
@@ -6,7 +6,7 @@
 
 enum { LINE = 64 }; /* pixels of an input row that are converted at a time */
 
-/* Up to LINE values of channel c, value * scale[c] + shift[c]. */
+/* Converts n <= LINE values of channel c: value * scale[c] + shift[c]. */
 static void convert(const program *p, const char *sample, int c, size_t at, size_t n, float *to)
 {
     const backend_batch *b = p->b;
@@ -18,8 +18,8 @@ static void convert(const program *p, const char *sample, int c, size_t at, size
                                                      b->shift ? b->shift[c] : 0, to);
 }
 
-/* A plane of bytes into rows that lie `row` floats apart; rows are short, a call for each would
- * take longer. */
+/* Converts a plane of bytes into rows that lie `row` floats apart, in one call: rows are short, and
+ * a call for each row would take longer. */
 static void convert_plane(const program *p, const unsigned char *sample, float *y, size_t row)
 {
     const backend_batch *b = p->b;
@@ -27,7 +27,7 @@ static void convert_plane(const program *p, const unsigned char *sample, float *
                       b->scale ? b->scale[0] : 1, b->shift ? b->shift[0] : 0, y, row);
 }
 
-/* n pixels at `at` of the plane, from (C, H, W) as the caller has it to channels innermost. */
+/* Converts n pixels at `at` of the plane from the caller's (C, H, W) to channels innermost. */
 static void convert_pixels(const program *p, const char *sample, size_t at, size_t n, float *y)
 {
     const tensor *t = &p->tensors[0];

@@ -1,4 +1,4 @@
-/* cpu_isa.c: which table of kernels runs here. */
+/* cpu_isa.c: chooses the table of kernels for this machine. */
 #include "cpu_kernels16.h"
 
 #include <stdlib.h>

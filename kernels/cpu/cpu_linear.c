@@ -1,12 +1,13 @@
 /* cpu_linear.c: linear layers with bias and ReLU, and the loss.
  *
- * Between linear layers activations lie feature by feature, the samples of the batch innermost:
- * then forward, input gradient and weight gradient all use the weights where they lie in the
- * parameter block, and threads share the work by output features. But the input gradient reads them
- * by columns, whose elements lie a power of two apart in usual layers. Large layers, whose weights
- * come from memory, go backward by a few outputs at a time: dx of them, and then dW while their
- * weights are in the cache. Where the call is a whole step they are updated at once, and dW is kept
- * nowhere. */
+ * Between linear layers activations lie feature by feature, the samples of the batch innermost.
+ * Forward, input gradient and weight gradient can then all use the weights where they lie in the
+ * parameter block, and threads share the work by output features. But the input gradient reads the
+ * weights by columns, whose elements lie a power of two apart in usual layers.
+ *
+ * Large layers, whose weights come from memory, go backward a few outputs at a time: first dx of
+ * these outputs, then dW, while the weights are in the cache. In a whole step the weights are
+ * updated at once, and dW is not stored. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,9 +17,9 @@
 enum {
     OUTPUTS = 48,
     DEPTH = 128,     /* outputs that dx sums over at a time */
-    LARGE = 1 << 19, /* weights that the second cache does not hold */
-    /* Outputs that such a layer goes backward by: rows of usual layers lie a power of two apart,
-     * and the second cache holds few that do. */
+    LARGE = 1 << 19, /* weights that do not fit the second cache */
+    /* Outputs that a large layer takes at a time backward: rows of usual layers lie a power of two
+     * apart, and the second cache holds few such rows. */
     BLOCK = 24,
 };
 
@@ -34,7 +35,7 @@ static int part(int total, int unit, int thread, int threads)
     return end < total ? end : total;
 }
 
-/* The batch's rows in [from, to) of the other form: other = transpose of the input. */
+/* Writes this thread's features of the input in the other form: other = transpose of the input. */
 static void turn_input(void *arg, int thread, int threads)
 {
     linear_work *w = arg;
@@ -88,7 +89,7 @@ void linear_mask(program *p, const layer *l, int from, int to)
     }
 }
 
-/* dy masked by ReLU; db of some outputs. */
+/* Masks dy by ReLU, and computes db, for this thread's outputs. */
 static void mask_part(void *arg, int thread, int threads)
 {
     linear_work *w = arg;
@@ -105,7 +106,7 @@ static const float *input_rows(const program *p, const layer *l, size_t *ld)
     return rows ? x->y.data : l->other;
 }
 
-/* dW of some outputs. */
+/* dW of this thread's outputs. */
 static void weights_part(void *arg, int thread, int threads)
 {
     linear_work *w = arg;
@@ -124,7 +125,7 @@ static void weights_part(void *arg, int thread, int threads)
                    dw + (size_t)o * (size_t)in, (size_t)in, false);
 }
 
-/* dx of the thread's inputs, which lies feature by feature, where it belongs. */
+/* Moves dx of the thread's inputs, which lies feature by feature, to x's dy. */
 static void turn_dx(const linear_work *w, int from, int to)
 {
     const program *p = w->p;
@@ -142,7 +143,8 @@ static void turn_dx(const linear_work *w, int from, int to)
             x->dy.data[(size_t)i * x->dy.sample + (size_t)c] += dx[(size_t)c * ld + (size_t)i];
 }
 
-/* dx of inputs from `from` on by outputs from o on, whose weights these are, [inputs][n]. */
+/* Adds to dx of `inputs` inputs from `from` on what `outputs` outputs from o on give. `weights`
+ * begins at weight (o, from). */
 static void add_dx(const linear_work *w, int from, int inputs, int o, int outputs,
                    const float *weights)
 {
@@ -173,7 +175,7 @@ static void input_part(void *arg, int thread, int threads)
 
 /* ---- backward of large layers ---------------------------------------------------------------- */
 
-/* So far apart do rows of so many features lie that they share no lines of the cache. */
+/* Floats between rows of so many features, so that rows share no lines of the cache. */
 static size_t apart(size_t features)
 {
     return features / 32 * 32 + 48;
@@ -184,7 +186,7 @@ static bool is_large(const program *p, const layer *l)
     return (size_t)p->tensors[l->in[0]].s.c * (size_t)p->tensors[l->out].s.c >= LARGE;
 }
 
-/* dW of the thread's inputs and some outputs, or the update by it. */
+/* dW of the thread's inputs and some outputs, or the update with dW. */
 static void block_dw(const program *p, const layer *l, int thread, int from, int inputs, int o,
                      int outputs)
 {
@@ -201,7 +203,7 @@ static void block_dw(const program *p, const layer *l, int thread, int from, int
         program_update(p, &p->update, at + (size_t)i * in, (size_t)inputs, dw + (size_t)i * ld);
 }
 
-/* Both gradients of some inputs, some outputs after the other. */
+/* Both gradients of the thread's inputs, a few outputs at a time. */
 static void blocks_part(void *arg, int thread, int threads)
 {
     linear_work *w = arg;

@@ -1,21 +1,21 @@
-/* cpu_linear16.c: linear layers in bf16: cpu_linear.c's three products on words, and its forms of
- * tensors. Weights are rounded block by block where they are used: the block's words stay in the
- * second cache, and no copy of all of them has to be kept. */
+/* cpu_linear16.c: linear layers in bf16: the three products and the tensor forms of cpu_linear.c,
+ * on words. Weights are rounded block by block where they are used: a block's words stay in the
+ * second cache, and no copy of all weights is stored. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cpu_matmul16.h"
 
 enum {
-    /* outputs of a block, and what threads share by; even: words are of two outputs */
+    /* outputs of a block, and the unit that threads share; even, because a word is two outputs */
     UNIT = 48,
     DEPTH = 128,       /* outputs that dx sums over at a time */
-    INPUTS = 256,      /* of a block of dx */
+    INPUTS = 256,      /* inputs of a block of dx */
 };
 
-/* Behind layer.linear16. Words: the input by two features, [in / 2][batch], or by two samples,
- * [batch / 2][in]; dy by two outputs, [out / 2][batch]; room to turn the input in, and for what dx
- * is in the other form. */
+/* The struct behind layer.linear16. x: the input's words, of two features [in / 2][batch], or of
+ * two samples [batch / 2][in]. dy: words of two outputs, [out / 2][batch]. room: for transposing
+ * the input. dx: dx in the other form. */
 struct linear16 {
     float *x, *dy, *room, *dx;
     size_t features; /* of the input, rounded up to 16 */
@@ -58,7 +58,7 @@ static void features_part(void *arg, int thread, int threads)
     p->k->transpose(p->b->n, rows, s->room + at, half, s->x + at * batch, batch);
 }
 
-/* Some outputs, their weights block by block. */
+/* Computes this thread's outputs, weights block by block. */
 static void forward_part(void *arg, int thread, int threads)
 {
     const work *w = arg;
@@ -107,7 +107,8 @@ static void samples_part(void *arg, int thread, int threads)
                     s->features);
 }
 
-/* dy masked by ReLU, in words of two outputs; db and dW of some outputs. */
+/* Masks dy by ReLU, writes it in words of two outputs, and computes db and dW, for this thread's
+ * outputs. */
 static void weights_part(void *arg, int thread, int threads)
 {
     const work *w = arg;
@@ -132,7 +133,7 @@ static void weights_part(void *arg, int thread, int threads)
                      matmul_words(s->x), s->features, NULL, false, NULL, 0, to_dw, (size_t)in);
         if (whole == in)
             continue;
-        float *tail = layer_scratch(l, thread) + (size_t)UNIT * a.ld; /* products come by eights */
+        float *tail = layer_scratch(l, thread) + (size_t)UNIT * a.ld; /* products go by 8 columns */
         p->k16->gemm(rows, 8, (p->b->n + 1) / 2, matmul_words(a.data), a.ld, 1,
                      matmul_words(s->x) + whole, s->features, NULL, false, NULL, 0, tail, 8);
         for (int i = 0; i < rows; i++)
@@ -141,7 +142,7 @@ static void weights_part(void *arg, int thread, int threads)
     }
 }
 
-/* dx of some inputs: [inputs][n], ld apart. */
+/* dx of some inputs: [inputs][n], rows ld floats apart. */
 static void block_dx(const work *w, int from, int inputs, bool add, float *room, float *dx,
                      size_t ld)
 {

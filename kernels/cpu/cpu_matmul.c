@@ -1,13 +1,13 @@
 /* cpu_matmul.c: convolutions as plain matrix products over the pixels of many samples at once,
- * without copies of the input: 1x1 kernels, where pixels that follow each other are the rows of a
- * matrix, and small or strided images, where the same pixel of all samples is.
+ * without copies of the input. Two kinds: 1x1 kernels, where consecutive pixels are the rows of a
+ * matrix; and small or strided images, where the rows are the same pixel of all samples.
  *
  * A pixel's window is cut to the taps that lie inside the image, so that padding costs nothing: on
  * 2x2 pixels a 3x3 kernel needs 16 products of channels instead of 36.
  *
- * In bf16 the operands of the products are not the tensors but cpu_matmul16.c's copies of them in
- * words, which lie in memory of the same kind and half as long; weights are packed into words, and
- * all below that says "rows" of what is summed over has half as many. */
+ * In bf16 the operands of the products are not the tensors but cpu_matmul16.c's copies in words,
+ * which lie in memory of the same kind and half as long. Weights are packed into words. Where
+ * comments below count the rows that a product sums over, bf16 has half as many. */
 #include <stdio.h>
 #include <string.h>
 
@@ -15,13 +15,13 @@
 #include "cpu_spans.h"
 
 enum {
-    /* of pixels that are worked on at a time: they stay in the second cache */
+    /* floats of the pixels computed at a time: they stay in the second cache */
     BLOCK_FLOATS = 1 << 16,
-    BACK_PIXELS = 132, /* whose panel stays in the first */
+    BACK_PIXELS = 132, /* pixels whose panel stays in the first cache */
     TILE_ROWS = 12,    /* of the products' widest tile */
     FILTERS = 48,      /* of a weight gradient's block */
     PIXELS_MAX = 9,    /* of a small image */
-    JOINED = 64,       /* fewer pixels without gaps than that are brought together */
+    JOINED = 64,       /* runs of fewer pixels without gaps are brought together */
     CHANNELS_MIN = 8,
     SAMPLES_MIN = 8,
 };
@@ -42,13 +42,13 @@ bool conv_is_matmul(const graph_node *n, shape in, int batch)
            ((strided || small) && batch >= SAMPLES_MIN && in.c >= 2 * CHANNELS_MIN);
 }
 
-/* How many elements of an operand k summed values are. */
+/* The elements of an operand that hold k summed values. */
 static int depth(const program *p, int k)
 {
     return p->k16 ? (k + 1) / 2 : k;
 }
 
-/* cpu_kernels.gemm without a bias of rows, k values deep; a and b are floats, or words. */
+/* cpu_kernels.gemm without a bias of rows, k values deep; a and b are floats or words. */
 static void product(const program *p, int m, int n, int k, matmul_rows a, size_t am, size_t ak,
                     matmul_rows b, bool relu, const float *add, size_t lda, float *c, size_t ldc)
 {
@@ -60,7 +60,7 @@ static void product(const program *p, int m, int n, int k, matmul_rows a, size_t
                    p->training);
 }
 
-/* a's rows are the product's, or what it sums over. */
+/* product_rows: a's rows are the product's rows. product_sum: the product sums over a's rows. */
 static void product_rows(const program *p, int m, int n, int k, matmul_rows a, matmul_rows b,
                          bool relu, const float *add, size_t lda, float *c, size_t ldc)
 {
@@ -80,22 +80,22 @@ static float *pixel(const tensor *t, const plane *a, int sample, int h, int w)
 
 /* ---- packed weights -------------------------------------------------------------------------- */
 
-/* [C/panel][taps][rows][panel], the last panel as narrow as the channels allow: where panel `at` of
- * `rows` times `taps` rows begins. */
+/* Where the panel at channel `at` begins in [C/panel][taps][rows][panel]; the last panel is as
+ * narrow as the channels allow. */
 static size_t panel_at(const program *p, const layer *l, int rows, int at)
 {
     return (size_t)at * (size_t)(l->g.kh * l->g.kw) * (size_t)depth(p, rows);
 }
 
-/* Where part `part` of the panels of so many channels begins: a channel. */
+/* The channel at which part `part` of the panels of so many channels begins. */
 static int panels_begin(const program *p, int channels, int part, int parts)
 {
     int panels = (channels + p->k->panel - 1) / p->k->panel;
     return least(part_begin(panels, part, parts) * p->k->panel, channels);
 }
 
-/* A panel of `rows` rows a tap, which is packed in scratch where it has to become words, to
- * `to`. */
+/* Where to pack a panel: in scratch where it has to become words, otherwise at `to`. panel_done
+ * then makes the words of the panel, which has `rows` rows a tap. */
 static float *panel_room(const program *p, const layer *l, int part, float *to)
 {
     return p->k16 ? layer_scratch(l, part) : to;
@@ -110,7 +110,7 @@ static void panel_done(const program *p, const layer *l, int rows, int width, co
                        (size_t)width);
 }
 
-/* The filters of one panel: for y. [taps][C][width] from (K, C, taps). */
+/* Packs the filters of one panel, for y: [taps][C][width] from (K, C, taps). */
 static void pack_panel(const program *p, const layer *l, const float *w, int from, int width,
                        float *to)
 {
@@ -138,7 +138,7 @@ static void pack_panel(const program *p, const layer *l, const float *w, int fro
                 w[(size_t)(from + f) * filter + (size_t)i];
 }
 
-/* The same weights for dx: panels of channels, [taps][K][width]. */
+/* Packs the same weights for dx: panels of channels, [taps][K][width]. */
 static void pack_back(const program *p, const layer *l, const float *w, int part, int parts)
 {
     int taps = l->g.kh * l->g.kw;
@@ -181,7 +181,7 @@ static void matmul_pack(program *p, layer *l, int part, int parts)
 
 /* ---- pixels in a row ------------------------------------------------------------------------- */
 
-/* Do the pixels of one sample, and of all, follow each other without gaps? */
+/* Do the pixels of one sample (gapless: of all samples) follow each other without gaps? */
 static bool sample_gapless(const plane *a)
 {
     return a->halo == 0;
@@ -192,39 +192,40 @@ static bool gapless(const tensor *t, const plane *a)
     return a->halo == 0 && a->sample == (size_t)t->s.h * a->row;
 }
 
-/* Of so many pixels in a row, how many to take at a time: at most `most`, a multiple of TILE_ROWS,
- * and as even parts as that allows. */
+/* How many of so many consecutive pixels to take at a time: at most `most`, a multiple of
+ * TILE_ROWS, in parts as even as possible. */
 static int part_of(int pixels, int most)
 {
     int parts = (pixels + most - 1) / most, each = parts ? (pixels + parts - 1) / parts : 0;
     return (each + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
 }
 
-/* Forward, a block's pixels and results are in the second cache; a norm on entry has its input and
- * result there, both as wide. */
+/* Pixels of a block forward: input and results stay in the second cache. A norm on entry has its
+ * input and its result there, which are equally wide. */
 static int most_forward(const layer *l)
 {
     int pixels = BLOCK_FLOATS / (l->g.cs * (l->entry ? 2 : 1) + l->g.ks) / TILE_ROWS * TILE_ROWS;
     return pixels > 2 * TILE_ROWS ? pixels : 2 * TILE_ROWS;
 }
 
-/* Backward, the results' gradient is; of the input a panel at a time is in the first cache. */
+/* Pixels of a block backward: the results' gradient stays in the second cache, and one panel of the
+ * input at a time in the first. */
 static int most_backward(const layer *l)
 {
     int pixels = least(BACK_PIXELS, BLOCK_FLOATS / l->g.ks / TILE_ROWS * TILE_ROWS);
     return pixels > 2 * TILE_ROWS ? pixels : 2 * TILE_ROWS;
 }
 
-/* Of what the norm before gives: an odd number of lines a pixel, so that pixels do not share lines
- * of the cache. */
+/* Floats from one pixel to the next in the result of the norm on entry: an odd number of lines, so
+ * that pixels do not share lines of the cache. */
 static size_t entry_step(const layer *l)
 {
     return (((size_t)l->g.cs + 15) / 16 | 1) * 16;
 }
 
-/* A span's input that is not multiplied where it lies, and its results that are not computed where
- * they are to lie: the first of a thread's scratch, one behind the other. Where they lie is not
- * known here, for a folded layer writes another's result (cpu_fold.c). */
+/* The first part of a thread's scratch: a span's input where the products cannot read it in place,
+ * then its results where the products cannot write them in place. Sizes do not depend on where the
+ * results lie, because a folded layer writes another layer's result (cpu_fold.c). */
 static size_t input_step(const layer *l)
 {
     return l->entry ? entry_step(l) : (size_t)l->g.cs;
@@ -240,26 +241,27 @@ static size_t result_floats(const layer *l)
     return (size_t)most_forward(l) * (size_t)l->g.ks;
 }
 
-/* Backward, room for a panel, and then for the panel's gradient. */
+/* Room for a panel backward, which later holds the panel's gradient. */
 static size_t entry_back_floats(const layer *l)
 {
     return l->entry ? (size_t)most_backward(l) * PANEL_MOST : 0;
 }
 
-/* Does anyone want the gradient of what the weights are multiplied with? */
+/* Is the gradient of the products' input needed? */
 static bool asks_gradient(const program *p, const layer *l)
 {
     return p->tensors[l->in[0]].dy.data || l->entry;
 }
 
-/* dy of some pixels as the products take it: its rows summed over, and multiplied with weights. */
+/* dy of some pixels, in two forms: `sum` to sum over rows, `rows` to multiply with weights. */
 typedef struct back_block {
     int thread, pixels;
     matmul_rows sum, rows;
-    float *panel, *room; /* of a norm on entry, and for words */
+    float *panel, *room; /* for a norm on entry, and for words */
 } back_block;
 
-/* One panel of channels: the weight gradient, which lies panel by panel as [K][width], and dx. */
+/* Computes one panel of channels: the weight gradient, which lies panel by panel as [K][width], and
+ * dx. */
 static void panel_backward(const program *p, const layer *l, const back_block *b, int at,
                            const float *x, float *dx)
 {
@@ -293,19 +295,19 @@ static void rows_backward(const program *p, const layer *l, int thread, int m, c
                     dyr,    panel, room + pairs * ks};
     if (asks_gradient(p, l))
         b.rows = matmul_along(p, m, l->g.k, dyr, b.room), b.room += (size_t)m * b.rows.ld;
-    /* a norm's input may lie in a concat, its pixels further apart */
+    /* with a norm, x may lie in a concat, its pixels further apart */
     for (int at = 0; at < l->g.cs; at += p->k->panel)
         panel_backward(p, l, &b, at, x + at, dx ? dx + at : NULL);
 }
 
-/* How many pixels of `samples` samples lie without gaps at a time. */
+/* How many pixels of `samples` samples lie without gaps in one run. */
 static int gapless_pixels(const tensor *t, const plane *a, int samples)
 {
     int sample = t->s.h * t->s.w;
     return !sample_gapless(a) ? t->s.w : gapless(t, a) ? samples * sample : sample;
 }
 
-/* The pixels of a thread's samples, one after the other, from `first` on. */
+/* `pixels` consecutive pixels of a thread's samples, from pixel `first` on. */
 typedef struct span {
     int from, samples, first, pixels;
 } span;
@@ -322,14 +324,14 @@ static float *span_pixel(const tensor *t, const plane *a, const span *b, int i)
     return pixel(t, a, b->from + line / t->s.h, line % t->s.h, at % t->s.w);
 }
 
-/* From pixel i on, the span's pixels in its row. */
+/* How many of the span's pixels, from pixel i on, lie in i's row. */
 static int span_row(const tensor *t, const span *b, int i)
 {
     return least(t->s.w - (b->first + i) % t->s.w, b->pixels - i);
 }
 
-/* A span's input as rows that follow each other: itself or, in `room`, what the norm on entry
- * makes of it, or a copy. */
+/* A span's input as consecutive rows: in place or, in `room`, the result of the norm on entry or a
+ * copy. */
 static matmul_rows span_input(const program *p, const layer *l, const span *b, float *room)
 {
     const tensor *x = &p->tensors[l->in[0]];
@@ -348,7 +350,7 @@ static matmul_rows span_input(const program *p, const layer *l, const span *b, f
     return (matmul_rows){room, step};
 }
 
-/* The results, which follow each other, to where y's rows lie. */
+/* Copies the consecutive results to y's rows. */
 static void spread(const program *p, const layer *l, const span *b, const float *results)
 {
     const tensor *y = &p->tensors[l->out];
@@ -414,7 +416,7 @@ static void pointwise_backward(program *p, layer *l, int from, int to, int threa
 
 /* ---- one pixel of all samples ---------------------------------------------------------------- */
 
-/* Kernel rows [from, to) of the output row `o`, and the input row of the first. */
+/* Kernel rows [from, to) that meet the image at output row `o`, and the input row of the first. */
 typedef struct cut {
     int from, to, first;
 } cut;
@@ -441,8 +443,8 @@ static cut taps_w(const layer *l, shape in, int o)
     return taps_of(o, in.w, l->g.kw, l->g.sw, l->node->conv.pad_w, l->g.dw);
 }
 
-/* One pixel of the samples from `from` on, as it is to be multiplied with weights, and summed
- * over. */
+/* One pixel of the samples from `from` on: x_rows and dy_rows to multiply with weights, x_sum and
+ * dy_sum to sum over. */
 static matmul_rows x_rows(const program *p, const layer *l, int from, int h, int w)
 {
     const tensor *x = &p->tensors[l->in[0]];
@@ -471,13 +473,13 @@ static matmul_rows dy_sum(const program *p, const layer *l, int from, int thread
                   : (matmul_rows){pixel(y, &y->dy, from, h, w), y->dy.sample};
 }
 
-/* One panel of filters at output pixel (h, w) of the samples [from, to). */
+/* Computes one panel of filters at output pixel (h, w) of the samples [from, to). */
 static void point_forward(const program *p, const layer *l, int from, int to, int h, int w, int at)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     int width = least(p->k->panel, l->g.ks - at);
     cut v = taps_h(l, x->s, h), u = taps_w(l, x->s, w);
-    /* a kernel row's taps follow each other */
+    /* the taps of a kernel row follow each other in memory */
     bool merged = l->g.dw == 1 && l->g.c == l->g.cs && !p->k16;
     int step = merged ? u.to - u.from : 1;
     float *to_y = pixel(y, &y->y, from, h, w) + at;
@@ -494,7 +496,7 @@ static void point_forward(const program *p, const layer *l, int from, int to, in
             add = to_y;
         }
     }
-    if (add != to_y) /* a window of padding alone */
+    if (add != to_y) /* the window has only padding */
         for (int i = from; i < to; i++, to_y += y->y.sample)
             p->k->add((size_t)width, add, NULL, l->relu, to_y);
 }
@@ -510,8 +512,8 @@ static void points_forward(program *p, layer *l, int from, int to, int thread)
                 point_forward(p, l, from, to, h, w, at);
 }
 
-/* dw of some filters at one tap, from row h of the outputs whose tap lies in the image; of the
- * first row, nothing was there before. */
+/* dw of some filters at one tap, from row h of the outputs whose tap lies in the image. The first
+ * row writes dw, later rows add. */
 static void tap_dw(const program *p, const layer *l, int from, int to, int thread, int h, int tap,
                    int filter, float *dw)
 {
@@ -533,7 +535,8 @@ static void tap_dw(const program *p, const layer *l, int from, int to, int threa
         memset(c, 0, (size_t)filters * (size_t)l->g.cs * sizeof *c);
 }
 
-/* One panel of channels of dx at input pixel (h, w): every output that saw it. */
+/* Computes one panel of channels of dx at input pixel (h, w), from every output that read the
+ * pixel. */
 static void point_dx(const program *p, const layer *l, int from, int to, int h, int w, int at)
 {
     const tensor *x = &p->tensors[l->in[0]];
@@ -569,7 +572,7 @@ static void points_backward(program *p, layer *l, int from, int to, int thread)
     if (p->k16)
         points16_backward(p, l, from, to, thread);
     for (int filter = 0; filter < l->g.k; filter += FILTERS)
-        for (int h = 0; h < l->g.oh; h++) /* all taps of a row: they meet the same pixels */
+        for (int h = 0; h < l->g.oh; h++) /* all taps of a row, because they meet the same pixels */
             for (int t = 0; t < l->g.kh * l->g.kw; t++)
                 tap_dw(p, l, from, to, thread, h, t, filter, dw);
     for (int at = 0; at < l->g.cs && x->dy.data; at += p->k->panel)
@@ -580,7 +583,7 @@ static void points_backward(program *p, layer *l, int from, int to, int thread)
 
 /* ---- the layer ------------------------------------------------------------------------------- */
 
-/* [cs/panel][K][panel] into (K, C). */
+/* Writes [cs/panel][K][panel] to grads as (K, C). */
 static void pointwise_finish(program *p, layer *l, int part, int parts)
 {
     size_t first = (size_t)part_begin(l->g.k, part, parts),
@@ -595,7 +598,7 @@ static void pointwise_finish(program *p, layer *l, int part, int parts)
     }
 }
 
-/* [taps][K][cs] into (K, C, taps). */
+/* Writes [taps][K][cs] to grads as (K, C, taps). */
 static void points_finish(program *p, layer *l, int part, int parts)
 {
     size_t end = (size_t)part_begin(l->g.k, part + 1, parts);
@@ -617,8 +620,8 @@ static const layer_ops pointwise_ops = {.forward = pointwise_forward,
 static const layer_ops points_ops = {.forward = points_forward, .backward = points_backward,
                                      .finish = points_finish, .pack = matmul_pack};
 
-/* A thread's scratch: what a norm on entry gives, and in bf16 a block's words or a packed panel.
- * Backward, words are dy's twice and a panel's. */
+/* Sizes a thread's scratch: input and results of a span, and in bf16 a block's words or a packed
+ * panel. Backward, words hold dy in two forms and a panel. */
 static void size_scratch(const program *p, layer *l, bool rows)
 {
     size_t ahead = rows ? input_floats(l) + result_floats(l) : 0, back = entry_back_floats(l),

@@ -1,5 +1,6 @@
-/* cpu_matmul16.c: see cpu_matmul16.h. What is read once here is read many times by the products,
- * and lies without gaps then: rounding costs less than the strides of the tensors did. */
+/* cpu_matmul16.c: see cpu_matmul16.h. The products read many times what is read and rounded once
+ * here, and they read it without gaps: rounding costs less than the strides of the tensors
+ * would. */
 #include "cpu_matmul16.h"
 
 matmul_rows matmul_along(const program *p, int m, int channels, matmul_rows from, float *room)
@@ -27,7 +28,7 @@ static size_t row_words(const tensor *t)
     return (size_t)t->cs / 2;
 }
 
-/* Rows of two samples at one pixel: each thread may have an odd one. */
+/* Rows of two samples at one pixel; each thread may have one odd sample. */
 static size_t twos(const program *p)
 {
     return (size_t)p->c.batch / 2 + (size_t)cpu_threads_count(p->threads);
@@ -52,7 +53,7 @@ matmul_rows points16_two(const program *p, const float *words, const tensor *t, 
     return (matmul_rows){words + (point(t, h, w) * twos(p) + (size_t)(from / 2 + thread)) * ld, ld};
 }
 
-/* Which rows and columns of a tensor the products read: every step-th. */
+/* The products read every h-th row and every w-th column of a tensor. */
 typedef struct grid {
     int h, w;
 } grid;
@@ -69,7 +70,7 @@ static const float *row_of(const tensor *t, const plane *a, int sample, int h)
     return tensor_pixels(a, t->cs, sample) + (size_t)h * a->row;
 }
 
-/* Sample by sample, as they lie in memory. */
+/* Writes words sample by sample, in the order in which samples lie in memory. */
 static void write_rows(const program *p, const tensor *t, const plane *a, grid g, int from, int to,
                        float *words)
 {

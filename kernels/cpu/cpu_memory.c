@@ -1,18 +1,19 @@
-/* cpu_memory.c: a program's memory, and which blocks share it, because they are never in use at the
- * same time.
+/* cpu_memory.c: a program's memory, and the blocks that share memory because they are never in use
+ * at the same time.
  *
- * Time is counted in segments: a layer that works on the batch as a whole is one, and so is each
- * run of layers between two such, whose samples go through at their own pace. Forward segments come
- * first, then the loss, then the backward ones. Where the model only evaluates, samples go at their
- * own pace through whole stretches (cpu_evaluate.c): what has memory of the batch's then, too, is
- * in use as long as any layer of the stretch is. plan.h places the blocks.
+ * Time is counted in segments. A layer that works on the batch as a whole is one segment; so is
+ * each run of layers between two such layers, whose samples go through at their own pace. Forward
+ * segments come first, then the loss, then the backward segments. Where the model only evaluates,
+ * samples go at their own pace through whole stretches (cpu_evaluate.c): a block in the batch's
+ * memory is then in use as long as any layer of the stretch. plan.h places the blocks.
  *
- * Two kinds of gradients have none of their own: a norm writes its input's where its result's was,
- * and a layer that is through with its input writes the gradient over it.
+ * Two kinds of gradients have no memory of their own: a norm writes its input's gradient over its
+ * result's, and a layer that has finished with its input writes the input's gradient over the
+ * input.
  *
- * What takes part: the pixels of images without padding lanes (an activation only if it has no
- * border, which must stay zero; the borders of gradients are cleared before each use), and what a
- * layer leased. Everything else has memory of its own. */
+ * Blocks that share are leases and the pixels of images without padding lanes. An image with a
+ * border shares only as a gradient, whose border is cleared before each use; an activation's border
+ * must stay zero. Everything else has memory of its own. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -41,7 +42,7 @@ float *program_floats(program *p, size_t count)
     return program_alloc(p, count, sizeof(float));
 }
 
-/* A block that one layer needs during one of its two segments alone. */
+/* A block that one layer needs only in its forward or only in its backward segment. */
 struct lease {
     struct lease *next;
     float **to;
@@ -50,7 +51,7 @@ struct lease {
     lease_time when;
 };
 
-/* Where planes point until they are placed: layers ask whether there is a gradient before that. */
+/* Planes point here until they are placed: layers ask earlier whether there is a gradient. */
 static float unplaced[CPU_SLACK];
 
 int program_lease(program *p, float **to, size_t floats, const layer *l, lease_time when)
@@ -81,9 +82,9 @@ void plane_postpone(plane *a)
 /* ---- when a block is in use ------------------------------------------------------------------ */
 
 typedef struct times {
-    int *forward, *backward; /* of each layer */
-    int *begin, *end;        /* forward, of all layers of its stretch */
-    int *producer, *reader;  /* of each node: the layer that makes it, the last that reads it */
+    int *forward, *backward; /* for each layer */
+    int *begin, *end;        /* forward segments of all layers of its stretch */
+    int *producer, *reader;  /* for each node: the layer that makes it, its last reader */
     int loss;
 } times;
 
@@ -114,10 +115,10 @@ static int count_times(const program *p, times *t)
     return now;
 }
 
-/* Does the layer's backward look at the values of its input j? */
+/* Does the layer's backward read the values of input j? */
 static bool reads_input(const layer *l, int j)
 {
-    if (l->acted) /* the norm computes it again */
+    if (l->acted) /* the norm computes the value again */
         return false;
     if (l->by_reference)
         return op_rows[l->node->op].reads_inputs;
@@ -125,7 +126,7 @@ static bool reads_input(const layer *l, int j)
     return reads == READS_ALL || (reads == READS_FIRST && j == 0);
 }
 
-/* Does it look at its own result? */
+/* Does the layer's backward read its own result? */
 static bool reads_result(const layer *l)
 {
     if (l->acted)
@@ -149,7 +150,7 @@ static int last_use(const program *p, const times *t, int node)
     int last = evaluate_hands_on(p, node) ? t->forward[reader] : t->end[reader];
     if (p->c.inference)
         return last;
-    /* Backward runs the other way: the first of the layers that look at it is the last to do so. */
+    /* Backward runs in reverse order: the first layer that reads the node is the last to use it. */
     if (reads_result(&p->layers[made]))
         return t->backward[made];
     for (int i = made + 1; i <= t->reader[node]; i++)
@@ -173,8 +174,8 @@ static void add(places *a, float **to, size_t floats, int first, int last)
     a->to[a->count++] = to;
 }
 
-/* From when to when a node's values and gradient are in use, and those of all that lies in its
- * memory. */
+/* The segments in which a node's values and gradient are in use, together with all that lies in the
+ * node's memory. */
 typedef struct life {
     int y_first, y_last, dy_first, dy_last;
 } life;
@@ -186,10 +187,10 @@ static life life_of(const program *p, const times *t, int node)
         int n = p->layers[i].out;
         if (n != node && p->tensors[n].root != node)
             continue;
-        const layer *from = p->layers[i].folded_from; /* writes it where there is no training */
+        const layer *from = p->layers[i].folded_from; /* writes the node outside training */
         life one = {first_use(p, t, n, from ? (int)(from - p->layers) : i), last_use(p, t, n),
                     t->backward[t->reader[n]], t->backward[i]};
-        /* the norm before it writes it where there is training, and reads its gradient */
+        /* in training the norm before the activation writes the node, and reads its gradient */
         if (p->layers[i].acted) {
             int first = t->forward[p->layers[i].acted - p->layers];
             one.y_first = first < one.y_first ? first : one.y_first;
@@ -211,9 +212,9 @@ static bool has_parts(const program *p, int node)
     return false;
 }
 
-/* A norm writes its input's gradient value by value where it has read its result's, which nobody
- * asks for after that: one memory serves both. The later ones first, so that of several in a row
- * all lie in the last one's. */
+/* A norm writes its input's gradient value by value where it has read its result's gradient, which
+ * no layer needs after that: both share one memory. Later norms come first, so that of several
+ * norms in a row all gradients lie in the last norm's. */
 static void find_in_place(program *p)
 {
     for (int i = p->layer_count - 1; i >= 0 && !p->c.inference; i--) {
@@ -245,8 +246,8 @@ static const layer *only_reader(const program *p, int node)
     return found;
 }
 
-/* A layer whose backward is through with a sample's input when it writes that input's gradient may
- * write it over the input, if nobody looks at that afterwards. */
+/* A layer whose backward has finished with a sample's input when it writes that input's gradient
+ * may write the gradient over the input, if no layer reads the input afterwards. */
 static void find_over_values(program *p, const times *t)
 {
     for (int i = 0; i < p->layer_count && !p->c.inference; i++) {
@@ -260,8 +261,8 @@ static void find_over_values(program *p, const times *t)
     }
 }
 
-/* Never in memory of its own: handed on in a thread's room, or, of a convolution that has the norm
- * after it in its weights, never computed. */
+/* Does the result need no memory of its own? It lies in a thread's room, or, with a norm folded
+ * into the weights, is never computed. */
 static bool has_no_place(const program *p, const layer *l)
 {
     return p->c.inference && (l->fold || evaluate_hands_on(p, l->out));
@@ -318,7 +319,8 @@ static int place(program *p, places *a)
     return 0;
 }
 
-/* One block for each thread serves all layers that asked: a thread is in one of them at a time. */
+/* Gives all layers with shared scratch one block for each thread: a thread runs one layer at a
+ * time. */
 static int share_scratch(program *p)
 {
     size_t most = 0, threads = (size_t)cpu_threads_count(p->threads);

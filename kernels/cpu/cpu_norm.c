@@ -1,17 +1,17 @@
 /* cpu_norm.c: batch norm with a residual's sum and ReLU.
  *
- * The sums are taken of all samples at once; what is made with them goes some samples at a time
- * with the layers that read it.
+ * The sums are taken over all samples at once. What is computed from the sums goes some samples at
+ * a time, together with the layers that read it.
  *
- * Sums over a batch: floats within a sample, or some small ones (cpu_spans.h), doubles over those
- * of a thread, then the threads in order. Values are taken relative to the channel's first one, so
- * that a large mean costs no digits.
+ * Sums over a batch: floats within a sample, or within some small samples (cpu_spans.h); doubles
+ * over these for each thread; then the threads in order. Values are taken relative to the channel's
+ * first value, so that a large mean costs no digits.
  *
- * dx = a g + b (x - mean) + d. Of these a is known before the sums are, and b and d are so few that
- * they need not be applied at once: norms over the same tensor, which DenseNet has by the dozen,
- * have one mean, so that their b and d add up. A norm whose convolution has written a g already
- * (cpu_entry.c) therefore gives its line to the norm over its first channels, whose backward comes
- * later, and applies it to the other channels alone. */
+ * dx = a g + b (x - mean) + d. a is known before the sums. b and d are so few numbers that they
+ * need not be applied at once: norms over the same tensor, of which DenseNet has dozens, have the
+ * same mean, so that their b and d add up. A norm whose convolution has already written a g
+ * (cpu_entry.c) therefore hands its b and d to the norm over its first channels, whose backward
+ * comes later, and applies them only to the other channels. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -46,13 +46,14 @@ typedef struct norm_work {
     bool back;
 } norm_work;
 
-/* A layer's second input, where it has one, is what is added after the norm. */
+/* The second input, if any: it is added after the norm. */
 static const tensor *residual(const program *p, const layer *l)
 {
     return l->in_count > 1 ? &p->tensors[l->in[1]] : NULL;
 }
 
-/* Backward, a residual's sum cannot be told from x: then the result says what passed. */
+/* Does backward read the result to see what ReLU let through? Only with a residual, because x alone
+ * does not show it. */
 static bool reads_result(const program *p, const layer *l)
 {
     return l->relu && residual(p, l);
@@ -82,7 +83,7 @@ static bn_pass pass_of(const program *p, const layer *l, const pixel_run *r)
     return in;
 }
 
-/* What pass_of points to. */
+/* How far the arrays that pass_of points to follow each other. */
 static run_level pass_runs(const program *p, const layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = result(p, l);
@@ -90,7 +91,7 @@ static run_level pass_runs(const program *p, const layer *l)
     return reads_result(p, l) ? run_through(level, y, &y->y) : level;
 }
 
-/* One run's two sums a channel, added to fsum. */
+/* Adds one run's two sums for each channel to fsum. */
 static void run_sums(const norm_work *w, const pixel_run *r, float *fsum)
 {
     program *p = w->p;
@@ -106,7 +107,7 @@ static void run_sums(const norm_work *w, const pixel_run *r, float *fsum)
     }
 }
 
-/* The sums of some samples, added to the thread's, and begun anew. */
+/* Adds the sums of some samples to the thread's sums, and zeroes them. */
 static void keep_sums(size_t count, double *sums, float *fsum)
 {
     for (size_t c = 0; c < count; c++)
@@ -137,7 +138,7 @@ static void sums_part(void *arg, int thread, int threads)
 static void batch_sums(program *p, layer *l, bool back)
 {
     norm_work w = {p, l, back};
-    if (!back || !l->entered) /* then the convolution has them */
+    if (!back || !l->entered) /* an entered norm's convolution has taken them */
         cpu_threads_run(p->threads, sums_part, &w);
     size_t cs = (size_t)p->tensors[l->out].cs;
     for (int t = 1; t < cpu_threads_count(p->threads); t++)
@@ -205,7 +206,7 @@ static void norm_apply(program *p, layer *l, int from, int to, int thread)
                  (size_t)y->cs);
 }
 
-/* With the activation after it. */
+/* The norm together with the activation after it. */
 static void apply_act(program *p, layer *l, int from, int to)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = result(p, l);
@@ -263,7 +264,8 @@ static void coefficients(program *p, layer *l)
         float af = (float)a, bf = (float)(-a * inv * inv * dot / count);
         stat(l, p, S_A)[c] = af;
         stat(l, p, S_B)[c] = bf;
-        /* Of the rounded a, b and mean: dx then sums to zero over the channel as it should. */
+        /* d follows from the rounded a, b and mean: dx then sums to zero over the channel, as it
+         * should. */
         stat(l, p, S_D)[c] =
             (float)(-((double)af * sum / count + (double)bf * (double)stat(l, p, S_REST)[c]));
     }
@@ -290,7 +292,7 @@ static void norm_dx(program *p, layer *l, int from, int to)
     }
 }
 
-/* The line of an entered norm, where no norm before it takes it. */
+/* Applies the b and d of an entered norm to the channels that no norm before it takes. */
 static void norm_line(program *p, layer *l, int from, int to)
 {
     const tensor *x = &p->tensors[l->in[0]];

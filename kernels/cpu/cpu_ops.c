@@ -1,5 +1,5 @@
-/* cpu_ops.c: the CPU backend's rows of the table of ops (kernels/ops.h): which ops it has, and what
- * they read backward. */
+/* cpu_ops.c: the CPU backend's rows of the table of ops (kernels/ops.h): the ops that it has, and
+ * which values their backward reads. */
 #include "cpu_ops.h"
 
 static bool images_only(const program *p, const layer *l)
@@ -10,7 +10,7 @@ static bool images_only(const program *p, const layer *l)
     return p->tensors[l->out].form == FORM_IMAGE;
 }
 
-/* Images of one shape. */
+/* Are inputs and result images of one shape? */
 static bool both_images(const program *p, const layer *l)
 {
     for (int j = 0; j < l->in_count; j++)
@@ -31,7 +31,7 @@ static int make_input(program *p, layer *l)
     return layer_input(l);
 }
 
-/* Those that cpu_build.c did not give to a faster kind. */
+/* Convolutions that cpu_build.c did not give to a faster kind. */
 static int make_conv(program *p, layer *l)
 {
     return conv_is_depthwise(l->node, p->tensors[l->in[0]].s.c) ? layer_depthwise(p, l)
@@ -82,8 +82,8 @@ const cpu_op cpu_ops[OP_COUNT] = {
     [OP_INPUT] = {make_input, READS_ALL, READS_ALL},
     [OP_CONV2D] = {make_conv, READS_ALL, READS_FOR_RELU},
     [OP_LINEAR] = {layer_linear, READS_ALL, READS_FOR_RELU},
-    /* The second input is what is added to the norm. Without that the norm tells from its input
-     * what ReLU let through. */
+    /* The second input is added to the norm. Without one the norm sees from its first input what
+     * ReLU let through. */
     [OP_BATCH_NORM] = {layer_batch_norm, READS_FIRST, READS_FOR_RELU_OF_SUM},
     [OP_ACTIVATION] = {make_act, READS_ALL, READS_ALL},
     [OP_MAX_POOL] = {make_pool, READS_ALL, READS_ALL},

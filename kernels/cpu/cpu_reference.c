@@ -1,6 +1,6 @@
 /* cpu_reference.c: layers whose op the CPU backend lacks, by the reference's loops. Values are
- * widened to double and brought into NCHW order, and what the op returns goes back into the layout
- * of the layer's tensors.
+ * widened to double and brought into NCHW order; the op's results go back into the layout of the
+ * layer's tensors.
  *
  * Samples go one at a time, on the thread that has them. An op whose result depends on the whole
  * batch (op_row.whole_batch) gets all samples at once, on the caller's thread. Parameters are
@@ -16,11 +16,11 @@
 
 struct by_reference {
     const op_row *row;
-    size_t weights, count; /* parameters: weights, and with the biases after them */
+    size_t weights, count; /* parameters: the weights; the weights and the biases */
     double *params;        /* widened */
-    double *sums;          /* of their gradients; `count` a thread */
+    double *sums;          /* sums of their gradients, `count` for each thread */
     char *kept;            /* op_row.keeps */
-    size_t kept_each;      /* bytes of a sample; of a whole batch: 0 */
+    size_t kept_each;      /* bytes for one sample; 0 with whole_batch */
     float *leased[2];      /* a whole batch's room, forward and backward */
 };
 
@@ -31,7 +31,7 @@ static float *element(view v, int i, int c, int h, int w)
     return &v.p[(size_t)i * v.sn + (size_t)c * v.sc + (size_t)h * v.sh + (size_t)w * v.sw];
 }
 
-/* n samples from `from` on, to (n, C, H, W). */
+/* Widens n samples from `from` on to (n, C, H, W). */
 static void widen(view v, shape s, int from, int n, double *to)
 {
     for (int i = from; i < from + n; i++)
@@ -41,7 +41,7 @@ static void widen(view v, shape s, int from, int n, double *to)
                     *to++ = (double)*element(v, i, c, h, w);
 }
 
-/* And back; where `add` is, to what is there. */
+/* The way back; `add`: adds to what is there. */
 static void narrow(const double *x, view v, shape s, int from, int n, bool add)
 {
     for (int i = from; i < from + n; i++)
@@ -117,7 +117,7 @@ static void set_model(const program *p, const layer *l, call *a, int from, int t
     o->seed = p->c.seed;
 }
 
-/* Samples [from, from + n), with the inputs' values in place. */
+/* Prepares a call for samples [from, from + n), with the inputs' values in place. */
 static void prepare(const program *p, const layer *l, call *a, int from, int n, int thread,
                     bool back)
 {
@@ -170,7 +170,7 @@ static void pack(program *p, layer *l, int part, int parts)
         r->params[i] = (double)(i < r->weights ? w[i] : b[i - r->weights]);
 }
 
-/* All threads' sums into the model's gradients; they begin at zero again. */
+/* Writes the sum of all threads' sums to the model's gradients, and zeroes the sums. */
 static void finish(program *p, layer *l, int part, int parts)
 {
     struct by_reference *r = l->by_reference;

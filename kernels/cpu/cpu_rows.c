@@ -1,5 +1,5 @@
-/* cpu_rows.c: the pixel-wise layers that have a fast way, run by run: add, ReLU, flatten; and what
- * convolutions do to dy before anything else. */
+/* cpu_rows.c: the pixel-wise layers that have a fast way, run by run: add, ReLU, flatten; and
+ * mask_samples, the first step of a convolution's backward. */
 #include <stdio.h>
 #include <string.h>
 
@@ -53,7 +53,7 @@ static void pass_back(program *p, layer *l, int input, bool relu, int from, int 
 static void add_backward(program *p, layer *l, int from, int to, int thread)
 {
     (void)thread;
-    for (int i = from; i < to; i++) { /* the second finds dy in the cache */
+    for (int i = from; i < to; i++) { /* the second call finds dy in the cache */
         pass_back(p, l, 0, l->relu, i, i + 1);
         pass_back(p, l, 1, l->relu, i, i + 1);
     }

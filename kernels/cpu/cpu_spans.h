@@ -1,8 +1,8 @@
-/* cpu_spans.h: the pixels of some samples, cut into runs in which they follow each other in memory
- * in every array that a pass reads or writes: single rows where an array has a border, otherwise as
- * many rows, or whole samples, as RUN_PIXELS allow. What a kernel does once a call (a channel's
- * constants, sums) then costs little on small maps, and sums in floats stay short. The cut follows
- * from the shapes alone. */
+/* cpu_spans.h: cuts the pixels of some samples into runs. The pixels of a run follow each other in
+ * memory in every array that a pass reads or writes. A run is a single row where an array has a
+ * border; otherwise as many rows, or whole samples, as RUN_PIXELS allow. A kernel's work once a
+ * call (a channel's constants, sums) then costs little on small maps, and sums in floats stay
+ * short. The cut follows from the shapes alone. */
 #ifndef KUBEML_CPU_SPANS_H
 #define KUBEML_CPU_SPANS_H
 
@@ -10,10 +10,10 @@
 
 enum { RUN_PIXELS = 16 };
 
-/* What follows what without gaps. */
+/* How far pixels follow each other without gaps. */
 typedef enum run_level { RUN_ROW, RUN_SAMPLE, RUN_SAMPLES } run_level;
 
-/* Of one more array of t; `so_far` of the others. */
+/* The level with one more array, a, of t; `so_far` is the level of the others. */
 static inline run_level run_through(run_level so_far, const tensor *t, const plane *a)
 {
     size_t row = (size_t)t->s.w * (size_t)t->step;
@@ -24,13 +24,13 @@ static inline run_level run_through(run_level so_far, const tensor *t, const pla
     return level < so_far ? level : so_far;
 }
 
-/* From row `row` of sample `sample` on. */
+/* `pixels` pixels from row `row` of sample `sample` on. */
 typedef struct pixel_run {
     int sample, row, pixels;
 } pixel_run;
 
 typedef struct pixel_runs {
-    /* a run has so many rows, or where those are all of them samples */
+    /* a run has `rows` rows; where these are a whole sample, `samples` samples */
     int h, w, rows, samples, to;
     pixel_run now;
 } pixel_runs;
@@ -69,7 +69,7 @@ static inline float *run_at(const tensor *t, const plane *a, const pixel_run *r)
     return tensor_pixels(a, t->cs, r->sample) + (size_t)r->row * a->row;
 }
 
-/* Over the runs of samples [from, to): r.now is one. */
+/* Loops over the runs of samples [from, to); r.now is the current run. */
 #define RUNS(r, level, s, from, to)                                                                \
     for (bool more = runs_begin(&(r), level, s, from, to); more; more = runs_next(&(r)))
 

@@ -1,12 +1,12 @@
-/* cpu_threads.c: see the header.
+/* cpu_threads.c: see cpu_threads.h.
  *
  * Work is cut into `count` parts whatever the threads do, so that the sums inside a part, and with
- * them the bits, do not depend on who computes it. A thread claims the part of its own number,
- * whose data its core's caches still have from the round before, then whatever others have not
- * claimed: where the system has no core for a worker at the moment, the caller does its part too
- * instead of waiting for it. A part is claimed by setting its round, and that keeps the round open,
- * so that `work` and `arg` stand still while anybody reads them. Both ends sleep on the one mutex
- * when spinning has not helped. */
+ * them the bits, do not depend on the thread that computes the part. A thread claims the part of
+ * its own number, whose data its core's caches still have from the round before, and then parts
+ * that no thread has claimed: where the system has no core for a worker at the moment, the caller
+ * computes that part too instead of waiting. A part is claimed by setting its round. A claimed part
+ * keeps the round open, so that `work` and `arg` do not change while a thread reads them. Both
+ * sides sleep on the one mutex when spinning has not helped. */
 #include "cpu_threads.h"
 
 #include "cpu_denormals.h"
@@ -20,9 +20,9 @@
 enum { SPINS = 4000, LINE = 64 };
 
 typedef struct part {
-    _Alignas(LINE) _Atomic uint32_t round; /* the last one in which it was claimed */
+    _Alignas(LINE) _Atomic uint32_t round; /* the last round in which the part was claimed */
     cpu_threads *of;
-    pthread_t thread; /* whose own it is; of the first, the caller */
+    pthread_t thread; /* the thread of this number; part 0 is the caller's */
 } part;
 
 struct cpu_threads {
@@ -42,7 +42,7 @@ static void relax(void)
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    __asm__ volatile("isb"); /* waits a while, as pause does; its yield does not */
+    __asm__ volatile("isb"); /* waits a while, as pause does; arm64's yield does not */
 #endif
 }
 
@@ -67,7 +67,8 @@ static uint32_t wait_round(cpu_threads *t, uint32_t seen)
     return now;
 }
 
-/* False: somebody else has, or `round` is over, with which every part was claimed. */
+/* False: another thread has claimed the part, or `round` is over, in which every part was
+ * claimed. */
 static bool claim(part *p, uint32_t round)
 {
     uint32_t before = round - 1;
@@ -95,7 +96,7 @@ static void *run_worker(void *arg)
 {
     part *own = arg;
     cpu_threads *t = own->of;
-    (void)flush_begin(); /* it computes nothing else */
+    (void)flush_begin(); /* for the life of the thread */
     for (uint32_t seen = 0;;) {
         seen = wait_round(t, seen);
         if (atomic_load(&t->stop))

@@ -1,7 +1,7 @@
-/* cpu_threads.h: a few threads that work on one thing together and wait in between.
+/* cpu_threads.h: a few threads that compute one thing together and wait in between.
  *
- * The caller takes part. Waiting threads first spin for a short while, since two
- * pieces of one training step follow within microseconds, then sleep. */
+ * The caller takes part. Waiting threads first spin for a short while, because two pieces of one
+ * training step follow within microseconds, and then sleep. */
 #ifndef KUBEML_CPU_THREADS_H
 #define KUBEML_CPU_THREADS_H
 
@@ -15,7 +15,7 @@ void cpu_threads_stop(cpu_threads *t);                         /* NULL is allowe
 int cpu_threads_count(const cpu_threads *t);
 
 /* Runs work(arg, i, count) once for each i in [0, count), on the i-th thread (0: the caller) unless
- * another is there first, and returns when all are done. Never fails. */
+ * another thread is free earlier, and returns when all are done. Never fails. */
 void cpu_threads_run(cpu_threads *t, cpu_work *work, void *arg);
 
 #endif

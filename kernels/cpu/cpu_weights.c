@@ -1,18 +1,17 @@
-/* cpu_weights.c: what is done with layers' weights once a batch: packing them, and bringing their
- * gradients together.
+/* cpu_weights.c: the work on layers' weights once a batch: packing weights and summing gradients.
  *
- * All threads share it, since it does not grow smaller with their number: each has a weight
- * gradient of its own to add, and of Winograd's layers weights and gradients are four times the
- * parameters. */
+ * All threads share this work, because it does not shrink with the number of threads: each thread
+ * adds a weight gradient of its own, and Winograd's layers have weights and gradients four times as
+ * large as their parameters. */
 #include <string.h>
 
 #include "cpu_program.h"
 
-/* Every thread's sums into the first one's, in the threads' order: the same bits, however many
- * parts there are. */
+/* Adds every thread's sums to the first thread's, in the threads' order: the same bits for any
+ * number of parts. */
 static void sum_gradients(program *p, layer *l, int part, int parts)
 {
-    enum { LINE = 16, BLOCK = 4096 }; /* floats: the first cache keeps a block for all threads' */
+    enum { LINE = 16, BLOCK = 4096 }; /* floats: the first cache holds a block of each thread */
     size_t lines = l->dw_floats / LINE, from = lines * (size_t)part / (size_t)parts * LINE,
            to = part + 1 < parts ? lines * (size_t)(part + 1) / (size_t)parts * LINE : l->dw_floats;
     int threads = cpu_threads_count(p->threads);
@@ -47,7 +46,7 @@ static layer_part *part_of(const layer *l, weights_step step)
     return NULL;
 }
 
-/* So many that the step reads. */
+/* How many floats the step reads. */
 static size_t floats_of(const program *p, const layer *l, weights_step step)
 {
     return step == WEIGHTS_SUM ? l->dw_floats * (size_t)(cpu_threads_count(p->threads) - 1)
@@ -66,13 +65,13 @@ static void do_part(void *arg, int part, int parts)
 
 void weights_run(program *p, int first, int last, weights_step step)
 {
-    enum { FEW = 1 << 15 }; /* waking the other threads would take longer than that many */
+    enum { FEW = 1 << 15 }; /* fewer floats take less time than waking the threads */
     weights_work w = {p, first, last, step};
     size_t floats = 0;
     for (int i = first; i <= last; i++)
         if (part_of(&p->layers[i], step))
             floats += floats_of(p, &p->layers[i], step);
-    /* layer_weights has one room for weights that a norm was folded into */
+    /* layer_weights has a single buffer for weights with a folded norm */
     if (floats < FEW || (step == WEIGHTS_PACK && p->folded))
         do_part(&w, 0, 1);
     else

@@ -1,10 +1,9 @@
 /* cpu_winograd.c: 3x3, 4x4 and 5x5 convolutions with many channels by Winograd's F(4x4, 3x3),
  * F(3x3, 4x4) and F(2x2, 5x5): 36 matrix products over groups of tiles, forward, for the input
- * gradient and for the weight gradient; a quarter or a little more than a third of the
- * multiplications of the direct way. Against it the result differs by about 1e-6 of the layer's
- * largest values (the transforms' constants), which is why narrow layers, where it gains little, do
- * not use it. In bf16 3x3 alone.
- */
+ * gradient and for the weight gradient. This takes a quarter, or a little more than a third, of the
+ * multiplications of the direct way. The result differs from the direct way's by about 1e-6 of the
+ * layer's largest values, because of the transforms' constants; so narrow layers, which gain
+ * little, do not use this. In bf16 only 3x3. */
 #include <stdio.h>
 #include <string.h>
 
@@ -14,19 +13,19 @@ enum {
     PLANES = WINO_PLANES,
     CHANNELS_MIN = 16,
     PRODUCT_MIN = 1024,
-    PRODUCT_MIN_LARGE = 512, /* of larger kernels than 3x3 */
+    PRODUCT_MIN_LARGE = 512, /* for kernels larger than 3x3 */
     GROUP_MIN = 24,
     GROUP_MAX = 132,
     BACK_GROUP = 96
 };
 
-/* Up to so many pairs of channels, transformed weights leave the second cache room for the tiles of
- * a group, too: ROOM channels of them, in and out. */
+/* Up to SMALL_PAIRS pairs of channels, transformed weights leave the second cache room for a
+ * group's tiles too: ROOM channels of tiles, in and out. */
 enum { SMALL_PAIRS = 4096, ROOM = 3840 };
 
-/* From this batch on, a model in training keeps no transformed weights between a layer's forward
- * and the next: four times the weights' memory, for a few percent more time where it only
- * evaluates. */
+/* From this batch size on, a training model does not keep transformed weights from one forward of
+ * the layer to the next. This saves four times the weights' memory, and costs a few percent more
+ * time where the model only evaluates. */
 enum { LEASE_BATCH = 64 };
 
 bool conv_is_winograd(const program *p, const graph_node *n, int channels)
@@ -84,7 +83,7 @@ static place tile_place(const wino_tiling *t, int tile)
     return (place){tile / per, i / t->across * t->edge, i % t->across * t->edge};
 }
 
-/* Where a tile's surroundings begin, and what of them exists. */
+/* Where a tile's 6x6 surroundings begin, and in *s the rows and columns that exist. */
 static const float *surroundings(const tensor *x, const plane *a, const wino_tiling *t, int pad_h,
                                  int pad_w, int tile, wino_span *s)
 {
@@ -275,7 +274,7 @@ static int group_for(int room, int channels, int most)
     return tiles < GROUP_MIN ? GROUP_MIN : least(tiles, most);
 }
 
-/* Tiles of a group forward, and for dx. */
+/* Tiles of a group, forward and for dx. */
 static int group_ahead(int in, int out)
 {
     int wanted = least((in + 47) / 48 * 12, GROUP_MAX);
@@ -283,7 +282,7 @@ static int group_ahead(int in, int out)
     return in * out <= SMALL_PAIRS ? group_for(ROOM, in + out, wanted) : wanted;
 }
 
-/* For the weight gradient, which is read and written once a group. */
+/* Tiles of a group for the weight gradient, which is read and written once for each group. */
 static int group_back(const tensor *x, const tensor *y)
 {
     return x->s.c * y->s.c <= SMALL_PAIRS ? group_for(2 * ROOM, x->s.c + y->s.c, BACK_GROUP)
@@ -337,7 +336,7 @@ static bool winograd_leases(const program *p)
     return !p->c.inference && p->c.batch >= LEASE_BATCH;
 }
 
-/* u = the weights w as forward wants them. */
+/* Writes the weights w to u in forward's form. */
 static void pack_forward(const program *p, const layer *l, const float *w, int part, int parts)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
@@ -453,7 +452,8 @@ void wino_pooled_pack(program *p, layer *l, int part, int parts)
     pack_forward(p, l, layer_weights(p, l), part, parts);
 }
 
-/* The result's pixels are the tiles; a last row or column that no cell has is not computed. */
+/* Each pixel of the result is a tile. An odd last row or column, which belongs to no cell, is not
+ * computed. */
 void wino_pooled_forward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];

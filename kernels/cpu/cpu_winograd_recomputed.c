@@ -1,12 +1,12 @@
-/* cpu_winograd_recomputed.c: Winograd layers of many channels and few tiles, as the last ones of a
- * ResNet.
+/* cpu_winograd_recomputed.c: Winograd layers of many channels and few tiles, such as the last
+ * layers of a ResNet.
  *
- * Transformed, their weights are four times as large as before, more than the caches hold, while a
- * batch has few tiles to use each of them for: reading and writing them would take as long as
- * computing. So all tiles of the batch are transformed first, and then each block of weights is
- * transformed, used for all of them while it is in the second cache, and forgotten; the weight
- * gradient's blocks likewise. Threads share the tiles first and the blocks then; no sum crosses
- * threads but the bias'. */
+ * Their weights, transformed, are four times as large, more than the caches hold, and a batch has
+ * few tiles that use them: reading and writing them would take as long as the products. So all
+ * tiles of the batch are transformed first. Then each block of weights is transformed, used for all
+ * tiles while it is in the second cache, and dropped; the weight gradient goes by blocks in the
+ * same way. Threads share first the tiles and then the blocks; no sum crosses threads except the
+ * bias'. */
 #include <stdio.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 
 enum {
     PLANES = WINO_PLANES,
-    TILES_MAX = 64,          /* of the batch */
+    TILES_MAX = 64,          /* tiles of the batch */
     WEIGHTS_MIN = 128 * 256, /* channels in times filters */
     TRAINED_MIN = 48 * 192,  /* the same where weights change with each batch */
     WIDE = PANEL_MOST,       /* channels of the result in a block */
@@ -22,7 +22,7 @@ enum {
     FILTERS = 48,            /* of a weight gradient's block */
 };
 
-/* Transformed tiles of one layer, leased: behind layer.wino. */
+/* The struct behind layer.wino: transformed tiles of one layer, leased. */
 struct wino_recomputed {
     float *v;          /* forward: the input's tiles */
     float *x, *d, *dy; /* backward: the input's tiles, dy's for the weights, dy's for dx */
@@ -48,8 +48,9 @@ bool wino_is_recomputed(const program *p, const layer *l)
 
 /* ---- products of all tiles with weights that are made on the way ----------------------------- */
 
-/* A block of the result: m[36][n][width] = v[36][n][rows] * u[36][rows][width], u = the weights
- * from w on, where row r, column c and tap lie at w[r*rs + c*cs + tap]. */
+/* block_product computes a block of the result: m[36][n][width] = v[36][n][rows] *
+ * u[36][rows][width]. u is made from the weights from w on, where row r, column c and tap lie at
+ * w[r*rs + c*cs + tap]. */
 typedef struct weights_at {
     int kernel;
     const float *w;
@@ -70,7 +71,7 @@ static void block_product(const program *p, const wino_array *v, int rows, const
     }
 }
 
-/* Tiles of the input, this thread's samples. */
+/* Transforms the input's tiles of this thread's samples. */
 static void gather_part(void *arg, int thread, int threads)
 {
     wino_work *w = arg;
@@ -117,14 +118,14 @@ static void recomputed_forward(program *p, layer *l)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Where a thread's samples begin: words of bf16 hold two tiles, so that it is an even number of
- * them. */
+/* Where a thread's samples begin: an even number, because a bf16 word is two tiles. */
 static int even_part(int n, int thread, int threads)
 {
     return thread == threads ? n : n / 2 * thread / threads * 2;
 }
 
-/* dy through ReLU, and the tiles that the gradients need, of this thread's samples. */
+/* Puts dy of this thread's samples through ReLU, and transforms the tiles that the gradients
+ * need. */
 static void gather_back_part(void *arg, int thread, int threads)
 {
     wino_work *w = arg;
@@ -151,7 +152,7 @@ static void gather_back_part(void *arg, int thread, int threads)
                 &(wino_array){l->wino->dy, all, wino_tile_ld(y->cs)}, from);
 }
 
-/* Some filters' gradients of `channels` channels from `channel` on. */
+/* Computes some filters' gradients for `channels` channels from `channel` on. */
 static void block_dw(program *p, layer *l, int tiles, int filter, int filters, int channel,
                      int channels, float *du)
 {
@@ -177,7 +178,7 @@ static void weights_part(void *arg, int thread, int threads)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
     int tiles = tiles_of(&t, p->b->n), blocks = (y->s.c + FILTERS - 1) / FILTERS;
-    /* whose tiles stay in the second cache for all filters */
+    /* the tiles of ROWS channels stay in the second cache for all filters */
     for (int channel = 0; channel < x->cs; channel += ROWS)
         for (int i = blocks * thread / threads; i < blocks * (thread + 1) / threads; i++)
             block_dw(p, l, tiles, i * FILTERS, least(FILTERS, y->s.c - i * FILTERS), channel,
@@ -215,7 +216,7 @@ static void recomputed_backward(program *p, layer *l)
     if (p->tensors[l->in[0]].dy.data)
         cpu_threads_run(p->threads, dx_part, &w);
     int i = (int)(l - p->layers);
-    weights_run(p, i, i, WEIGHTS_SUM); /* the bias' alone */
+    weights_run(p, i, i, WEIGHTS_SUM); /* sums the bias' gradient alone: the layer has no dw */
 }
 
 /* ---- the layer ------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
-/* gemm_impl.h: matrix products. Included by kernels_impl.h, and by kernels_avx512_bf16.c with words
- * of two bf16 for elements: GEMM_T is an element of a and b, GEMM_LOAD a vector of b, GEMM_ADD(acc,
- * s, v) acc + s * v.
+/* gemm_impl.h: matrix products. Included by kernels_impl.h, and by kernels_avx512_bf16.c, where
+ * elements are words of two bf16. GEMM_T is an element of a and b, GEMM_LOAD loads a vector of b,
+ * GEMM_ADD(acc, s, v) computes acc + s * v.
  *
  * The inner tile keeps MR rows x NV vectors of c in registers; a is broadcast from memory with any
  * two strides, so that weights are used where they lie, in both directions, without packing. */
@@ -82,8 +82,8 @@ static const struct {
 };
 #endif
 
-/* The index of the tile for the first of `left` rows. Where there are tiles of six, eight rows are
- * four and four, not six and two: a tile of few rows waits for its own sums. */
+/* The index of the tile for the first of `left` rows. Where there are tiles of six rows, eight rows
+ * are four and four, not six and two, because a tile of few rows waits for its own sums. */
 static int T(gemm_first)(int left)
 {
     int t = 0, most = T(GEMM_ROWS) == 6 && (left == 8 || left == 9) ? 4 : left;
@@ -92,7 +92,7 @@ static int T(gemm_first)(int left)
     return t;
 }
 
-/* Columns of nv vectors, all rows. */
+/* Computes nv vectors of columns, all rows. */
 static void T(gemm_panel)(int m, int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b,
                           size_t ldb, const float *bias, bool relu, const float *add, size_t lda,
                           float *c, size_t ldc, int nv, bool far)

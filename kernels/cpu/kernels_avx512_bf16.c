@@ -5,7 +5,7 @@
 #include "vec_impl.h"
 
 #if defined(__SANITIZE_ADDRESS__) ||                                                               \
-    defined(__SANITIZE_THREAD__) /* few copies, as kernels_impl.h says */
+    defined(__SANITIZE_THREAD__) /* few copies, as in kernels_impl.h */
 #define TILE_PIXELS 4
 #else
 #define TILE_PIXELS 14

@@ -1,6 +1,7 @@
-/* kernels_impl.h: the body of one cpu_kernels table. A file kernels_SET.c sets KERNELS_NAME,
- * KERNELS_TABLE, TILE_PIXELS (accumulators in a row), MAX_ACC, KERNELS_WIDE (16 lanes pay) and
- * KERNELS_NARROW (registers have 4), and includes this; the compiler's flags do the rest. */
+/* kernels_impl.h: the body of one cpu_kernels table. A file kernels_SET.c sets the macros below and
+ * includes this; the compiler's flags choose the instructions. KERNELS_NAME, KERNELS_TABLE;
+ * TILE_PIXELS: accumulators in a row; MAX_ACC: accumulators that registers hold; KERNELS_WIDE: 16
+ * lanes pay; KERNELS_NARROW: registers have 4 lanes. */
 #include "common/base/prefetch.h"
 #include "cpu_kernels.h"
 #include "vec_impl.h"
@@ -9,7 +10,7 @@
 
 enum { PANEL = KERNELS_WIDE ? 32 : 16 };
 
-/* The sanitizers see every access of every copy of a tile, and compile for minutes: they get few
+/* Sanitizers instrument every access of every copy of a tile, and compile for minutes: they get few
  * copies, which cover the same code. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define KERNELS_LEAN 1
@@ -21,7 +22,7 @@ enum { PANEL = KERNELS_WIDE ? 32 : 16 };
 #define KERNELS_LEAN 0
 #endif
 
-/* Which copy of a tile has this step as a constant; 0 is the one that has none. */
+/* Which copy of a tile has this step as a constant; 0: the copy without a constant. */
 static int step_index(size_t step)
 {
     switch (step) {
@@ -36,7 +37,7 @@ static int step_index(size_t step)
     }
 }
 
-/* 8x8 blocks through the compiler's shuffles; edges one by one. */
+/* Transposes 8x8 blocks by the compiler's shuffles, edges one by one. */
 static void transpose(int rows, int cols, const float *src, size_t lds, float *dst, size_t ldd)
 {
     int i = 0;
@@ -195,9 +196,8 @@ static void conv_pool(const conv_geom *g, const float *x, const float *wf, const
                          arg ? arg + o : NULL);
 }
 
-/* Kernels that go over pixels take BAND vectors of channels at a time, so that whole cache lines
- * are used at once: `f(lanes, nv, first channel)` for bands of BAND vectors, of half as many, and
- * of one. */
+/* Runs `f(lanes, nv, first channel)` over bands of BAND vectors of channels, of half as many, and
+ * of one. Kernels that go over pixels use whole cache lines at once by this. */
 #if KERNELS_WIDE
 #define BANDS_WIDE(cs, f)                                                                          \
     for (; c + 16 * BAND <= (cs); c += 16 * BAND)                                                  \
@@ -354,7 +354,7 @@ static void input_plane(size_t h, size_t w, const uint8_t *src, float scale, flo
         }
         for (size_t i = 0; i + 8 <= w; i += 8)
             input8(src + i, scale, shift, y + i);
-        input8(src + w - 8, scale, shift, y + w - 8); /* what is left, and some of it again */
+        input8(src + w - 8, scale, shift, y + w - 8); /* the rest, and some pixels again */
     }
 }
 

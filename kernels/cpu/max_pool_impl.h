@@ -1,15 +1,16 @@
-/* max_pool_impl.h: one window of max pooling as channel_tile_impl.h takes it, and with NaN in it. */
+/* max_pool_impl.h: one window of max pooling for channel_tile_impl.h, and the case of NaN in the
+ * window. */
 
-/* An input of the window, so that the loops over channels have all of them at hand. */
+/* One input of the window; a list of these lets the loops over channels reach all inputs. */
 typedef struct max_tap {
     const float *x;     /* the input, or dy */
-    const uint8_t *arg; /* backward: who won there */
+    const uint8_t *arg; /* backward: the winners there */
     int32_t tap;
 } max_tap;
 enum { MAX_TAPS = 256, KNOWN_TAPS = 9 };
 
-/* Channels [c, end): the first of the largest wins, and over all the last NaN. Vectors compare
- * with ">" alone, and come here where they have seen a NaN. */
+/* Channels [c, end) one by one: the first of the largest wins, and the last NaN wins over all. The
+ * vector code compares with ">" alone and calls this where there is a NaN. */
 static void max_one_by_one(const max_tap *t, int n, size_t c, size_t end, float *y, uint8_t *arg)
 {
     for (; c < end; c++) {

@@ -41,7 +41,7 @@ static void moments(int pixels, int cs, const float *x, size_t x_step, const flo
 #undef MOMENTS
 }
 
-/* f(gate) with the gate as a constant. */
+/* Calls f(gate) with the gate as a constant. */
 #define EACH_GATE(gate, f)                                                                         \
     do {                                                                                           \
         switch (gate) {                                                                            \
@@ -62,7 +62,7 @@ INLINE void bn_sums_through(const int gate, int pixels, int cs, const bn_pass *i
 
 static void bn_sums(int pixels, int cs, const bn_pass *pass, float *sum, float *dot)
 {
-    const bn_pass in = *pass; /* of which the compiler knows that no store changes it */
+    const bn_pass in = *pass; /* a copy that, as the compiler knows, no store changes */
 #define SUMS(gate)      bn_sums_through(gate, pixels, cs, &in, sum, dot)
 #define SUMS_CASE(kind) case GATE_ACT + kind: SUMS(GATE_ACT + kind); break;
     EACH_GATE(gate_of(&in), SUMS);

@@ -1,13 +1,13 @@
-/* norm_tile_impl.h: passes over pixels, a band of nv vectors of VW channels from channel c on;
- * included once a width. norm_impl.h cuts a pixel's channels into bands. */
+/* norm_tile_impl.h: passes over pixels for a band of nv vectors of VW channels, from channel c on;
+ * included once for each width. norm_impl.h cuts a pixel's channels into bands. */
 #ifndef KUBEML_NORM_BANDS
 #define KUBEML_NORM_BANDS
 enum {
     BAND = 4,
-    SHORT = 4 /* pixels that are summed before a sum takes them: it is rounded less often */
+    SHORT = 4 /* pixels summed first and then added to a sum, which is rounded less often */
 };
 
-/* Which values ReLU let through: see bn_pass. */
+/* How to know which values ReLU let through: see bn_pass. */
 enum { GATE_NONE, GATE_RESULT, GATE_VALUE, GATE_ACT /* + its kind */ };
 
 static int gate_of(const bn_pass *in)

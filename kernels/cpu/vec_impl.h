@@ -1,9 +1,9 @@
-/* vec_impl.h: vectors of 4, 8 and 16 floats for the file that includes it, whatever the instruction
- * set.
+/* vec_impl.h: vectors of 4, 8 and 16 floats for the file that includes this, whatever the
+ * instruction set.
  *
- * Written with the compiler's vector extension; intrinsics only where it has no word for an
- * operation (select, compare to a bit mask). What a set lacks the compiler splits into narrower
- * registers. */
+ * Written with the compiler's vector extension; with intrinsics only where the extension has no
+ * operation (select, compare to a bit mask). The compiler splits vectors that an instruction set
+ * lacks into narrower registers. */
 #ifndef KUBEML_VEC_IMPL_H
 #define KUBEML_VEC_IMPL_H
 
@@ -15,7 +15,7 @@
 #include <immintrin.h>
 #endif
 
-/* Vectors pass between functions that are always inlined; no call depends on how. */
+/* All functions with vector arguments are inlined; so no call depends on how vectors are passed. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 typedef float v4 __attribute__((vector_size(16)));
@@ -33,8 +33,8 @@ typedef float v16u __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint8_t v16bu __attribute__((vector_size(16), aligned(1), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
-/* UNROLL_KNOWN: where the count is a constant in some inlined copies of a loop alone; clang warns of
- * the others, and needs no word for those. */
+/* UNROLL_KNOWN: for loops whose count is a constant in some inlined copies alone. clang warns about
+ * the other copies, and unrolls without a pragma. */
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define UNROLL_KNOWN
@@ -43,16 +43,17 @@ typedef uint8_t v16bu __attribute__((vector_size(16), aligned(1), may_alias));
 #define UNROLL_KNOWN UNROLL
 #endif
 
-/* Forgets what the compiler knows of p: it would carry pixels over from one step of a loop to the
- * next and spill accumulators for them, where reading them again as memory operands costs
- * nothing. */
+/* Hides from the compiler what p points to. It would otherwise carry pixels over from one step of a
+ * loop to the next and spill accumulators for them, although reading them again as memory operands
+ * costs nothing. */
 #define OPAQUE(p) __asm__("" : "+r"(p))
 
-/* Has v in a register from here on; else an operand may be read from memory for each use. */
+/* Forces v into a register; otherwise each use may read the operand from memory. */
 #define IN_REGISTER(v) __asm__("" : "+v"(v))
 
-/* A number times a vector is written with these: where registers are narrower than the vector the
- * compiler else writes the number to memory, element by element, and reads it from there. */
+/* A vector with one number in all lanes. A number times a vector is written with these: where
+ * registers are narrower than the vector, the compiler otherwise writes the number to memory,
+ * element by element, and reads it from there. */
 INLINE v4 all4(float s)
 {
     return (v4){s, s, s, s};
@@ -97,7 +98,7 @@ INLINE v8 gt8(v8 a, v8 b, v8 x, v8 y)
     return (v8)_mm256_mask_blend_ps(_mm256_cmp_ps_mask((__m256)a, (__m256)b, _CMP_GT_OQ), (__m256)y,
                                     (__m256)x);
 #elif defined(__AVX2__)
-    /* Of bytes: of floats GCC compares the mask again. */
+    /* A blend of bytes: for a blend of floats GCC compares the mask again. */
     return (v8)_mm256_blendv_epi8((__m256i)y, (__m256i)x,
                                   (__m256i)_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
 #else
@@ -115,7 +116,7 @@ INLINE v16 gt16(v16 a, v16 b, v16 x, v16 y)
     return (v16)((m & (v16i)x) | (~m & (v16i)y));
 #endif
 }
-/* The larger, lane by lane; b where they are equal or one is NaN. */
+/* The larger, lane by lane; b where both are equal or one is NaN. */
 INLINE v8 max8(v8 a, v8 b)
 {
 #if defined(__AVX2__)
@@ -132,8 +133,8 @@ INLINE v16 max16(v16 a, v16 b)
     return gt16(a, b, a, b);
 #endif
 }
-/* The first of the largest, 0 to 3, where `up` is the larger of v0 and v1, `down` that of v2, v3.
- */
+/* The index of the first largest, 0 to 3; `up` is the larger of v0 and v1, `down` the larger of v2
+ * and v3. */
 INLINE v8i which8(v8 v0, v8 v1, v8 v2, v8 v3, v8 up, v8 down)
 {
 #if defined(__AVX512VL__)
@@ -184,14 +185,15 @@ INLINE v16 relu16(v16 v)
 }
 
 #if defined(__AVX512F__)
-/* The first floats of p's 16, zeros for the others, which are not read; none where count <= 0. */
+/* The first `count` floats of p's 16, and zeros for the others, which are not read; count <= 0:
+ * none. */
 INLINE v16 first16(const float *p, int count)
 {
     uint32_t lanes = count <= 0 ? 0 : count >= 16 ? 0xffff : (1u << count) - 1;
     return (v16)_mm512_maskz_loadu_ps((__mmask16)lanes, p);
 }
-/* Of 16 pixels of c channels, 2 to 4, those that `count` floats have: each channel's values to
- * to[channel * plane], 16 of them. */
+/* Splits 16 pixels of c channels, 2 to 4, of which `count` floats exist: each channel's 16 values
+ * go to to[channel * plane]. */
 INLINE void split16(const float *p, int count, const int c, float *to, size_t plane)
 {
     v16i at = (v16i){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * c;
@@ -199,7 +201,7 @@ INLINE void split16(const float *p, int count, const int c, float *to, size_t pl
     UNROLL for (int i = 0; i < c; i++)
         part[i] = first16(p + 16 * i, count - 16 * i);
     UNROLL for (int q = 0; q < c; q++, at += 1) {
-        /* The instructions take an index modulo the lanes that they choose from. */
+        /* The instructions take an index modulo the number of lanes that they choose from. */
         __m512i from = (__m512i)at;
         __m512 v = _mm512_permutex2var_ps((__m512)part[0], from, (__m512)part[1]);
         UNROLL for (int i = 2; i < c; i++)
@@ -208,7 +210,7 @@ INLINE void split16(const float *p, int count, const int c, float *to, size_t pl
         store16(to + (size_t)q * plane, (v16)v);
     }
 }
-/* a's lanes 0, 2, ... 14 and b's; 1, 3, ... 15 and b's. */
+/* Lanes 0, 2, ... 14 (odds16: 1, 3, ... 15) of a, then those of b. */
 INLINE v16 evens16(v16 a, v16 b)
 {
     const v16i order = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
@@ -219,7 +221,8 @@ INLINE v16 odds16(v16 a, v16 b)
     const v16i order = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
     return (v16)_mm512_permutex2var_ps((__m512)a, (__m512i)order, (__m512)b);
 }
-/* to[i] = lanes i, i + 4, i + 8, i + 12 of each of the four, which make a quarter each. */
+/* to[i] = lanes i, i + 4, i + 8, i + 12 of each of the four vectors, a quarter for each lane
+ * number. */
 INLINE void transpose4x16(const v16 *of, v16 *to)
 {
     __m512d low[2], high[2];
@@ -234,14 +237,14 @@ INLINE void transpose4x16(const v16 *of, v16 *to)
     to[2] = (v16)_mm512_unpacklo_pd(high[0], high[1]);
     to[3] = (v16)_mm512_unpackhi_pd(high[0], high[1]);
 }
-/* Quarters 0 (half 1: 2) of a and b, then 1 (3) of a and b. */
+/* Quarters 0 of a and b, then quarters 1 of a and b; with half 1, quarters 2 and 3. */
 INLINE v16 quarters16(v16 a, v16 b, const int half)
 {
     const int64_t q = 4 * half;
     const __m512i order = _mm512_setr_epi64(q, q + 1, q + 8, q + 9, q + 2, q + 3, q + 10, q + 11);
     return (v16)_mm512_permutex2var_pd((__m512d)a, order, (__m512d)b);
 }
-/* to[i] = a's lane i and, above it, b's. */
+/* to[i] = a's lane i in the low half and b's lane i in the high half. */
 INLINE void zip16(v16i a, v16i b, uint64_t *to)
 {
     const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -265,7 +268,7 @@ INLINE v8b bytes8(v8i v)
 #if defined(__AVX512VL__)
     return (v8b)_mm_cvtsi128_si64(_mm256_cvtepi32_epi8((__m256i)v));
 #elif defined(__AVX2__)
-    /* GCC's conversion takes the lanes apart one by one. */
+    /* GCC's conversion would convert the lanes one by one. */
     __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v),
                                     _mm256_extracti128_si256((__m256i)v, 1));
     return (v8b)_mm_cvtsi128_si64(_mm_packus_epi16(words, words));
@@ -300,7 +303,7 @@ INLINE void larger8(v8 v, v8i tap, v8 *best, v8i *at)
 #endif
 }
 
-/* Whether any lane of what was seen is NaN. */
+/* see_nans8 collects the lanes that are NaN; any_nan8: has a lane been NaN? */
 #if defined(__AVX512VL__)
 typedef __mmask8 nans8;
 INLINE void see_nans8(v8 a, v8 b, nans8 *seen)
@@ -369,12 +372,13 @@ INLINE v16 where16(const uint8_t *bytes, int32_t tap, v16 v)
 }
 #endif
 
-/* Of 8 filters: those with a gradient, by the position of their winner, as bits from `shift` on. */
+/* Sets, for those of 8 filters that have a gradient, bit `shift` + filter in the set of its
+ * winner's position. */
 INLINE void winners8(const uint8_t *arg, const float *g, int shift, uint64_t set[4])
 {
 #if defined(__AVX512VL__)
-    /* Eight lanes for the positions too: where a mask of 8 was widened to the 16 of bytes, GCC 12
-     * was seen to spill 8 bits of it and to read 16 back. */
+    /* Eight lanes for the positions too: where a mask of 8 is widened to the 16 of bytes, GCC 12
+     * spills 8 bits of it and reads 16 back. */
     __m256i a = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)arg));
     __mmask8 alive = _mm256_cmp_ps_mask(_mm256_loadu_ps(g), _mm256_setzero_ps(), _CMP_NEQ_UQ);
     UNROLL for (int pos = 0; pos < 4; pos++)

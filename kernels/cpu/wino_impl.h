@@ -6,7 +6,7 @@
  *   Y = A^T [ (G g G^T) * (B^T d B) ] A        dg = G^T [ (B^T d B) * (A dY A^T) ] G
  *
  * A transformed array has 36 planes, `plane` floats apart; channels follow each other. Each
- * function for all is one for each, in which the kernel's size is a constant. */
+ * function of the table calls a copy in which the kernel's size is a constant. */
 #define WINO_KERNELS(kernel, call) ((kernel) == 5 ? call(5) : (kernel) == 4 ? call(4) : call(3))
 
 #if KERNELS_WIDE
@@ -92,16 +92,16 @@ static void wino_dy(int kernel, const wino_span *s, int channels, const float *d
 #undef DY
 }
 
-/* Of `cols` columns, those from c on. */
+/* The number of columns from c on, at most `most`; there are `cols` columns. */
 static size_t wino_left(int cols, size_t c, size_t most)
 {
     size_t left = (size_t)cols > c ? (size_t)cols - c : 0;
     return left < most ? left : most;
 }
 
-/* u[36][ld / PANEL][rows][PANEL], the last panel as wide as is left, `plane` floats apart,
- * = G g G^T: element (row, col) of the filter bank is w[row*rs + col*cs + tap], the taps in reverse
- * where `turned`. Columns up to ld are zero. */
+/* u[36][ld / PANEL][rows][PANEL] = G g G^T. The last panel is as wide as the rest; planes are
+ * `plane` floats apart. Element (row, col) of the filter bank is w[row*rs + col*cs + tap], with the
+ * taps in reverse where `turned`. Columns up to ld are zero. */
 INLINE void wino_weights_of(const int kernel, int rows, int cols, size_t ld, const float *w,
                             size_t rs, size_t cs, bool turned, float *u, size_t plane)
 {
@@ -131,7 +131,7 @@ static void wino_weights(int kernel, int rows, int cols, size_t ld, const float 
 #undef WEIGHTS
 }
 
-/* dw (rows, cols, taps) = G^T u G, u's planes `plane` floats apart, dw's rows dw_row. */
+/* dw (rows, cols, taps) = G^T u G; u's planes are `plane` floats apart, dw's rows dw_row. */
 INLINE void wino_dw_of(const int kernel, int rows, int cols, size_t ld, const float *u,
                        size_t plane, float *dw, size_t dw_row)
 {

@@ -1,10 +1,10 @@
 /* wino_math_impl.h: the one-dimensional transforms of Winograd's F(4, 3), F(3, 4) and F(2, 5), on
- * vectors of VW channels; included once a width. All compute what 6 inputs give, 7 - kernel
- * outputs, from the polynomials' values at the same points: B is one for all.
+ * vectors of VW channels; included once for each width. All compute 7 - kernel outputs from
+ * 6 inputs by the polynomials' values at the same points, so that B is the same for all.
  *
- * The polynomials are taken at 0, +-P, +-Q and infinity; +-1 and +-2 are usual (Lavin and Gray
- * 2016). What rounding does to a result grows by the norms of A's, B's and G's rows: +-5/8 and
- * +-3/2 make it 2.2 times smaller in two dimensions, which bf16 needs, and their squares are exact.
+ * The points are 0, +-P, +-Q and infinity; +-1 and +-2 are usual (Lavin and Gray 2016). A result's
+ * rounding error grows with the norms of A's, B's and G's rows: +-5/8 and +-3/2 make the error 2.2
+ * times smaller in two dimensions, which bf16 needs, and their squares are exact.
  * See Barabasz et al. 2018 on the choice. From (x^2 - P^2)(x^2 - Q^2) follow, as in Toom-Cook's
  * algorithm,
  *

@@ -1,5 +1,5 @@
-/* wino_tile_impl.h: wino_impl.h's transforms of VW channels; included once a width. `kernel`, 3 to
- * 5, is a constant where they are used. */
+/* wino_tile_impl.h: wino_impl.h's transforms for VW channels; included once for each width.
+ * `kernel`, 3 to 5, is a constant in each inlined copy. */
 
 /* v = B^T d B; of d only rows [r0, r1) and columns [c0, c1) exist, the rest is zero. */
 INLINE void T(wino_in_tile)(const wino_span *s, const bool inside, const float *x, size_t x_step,
@@ -21,7 +21,7 @@ INLINE void T(wino_in_tile)(const wino_span *s, const bool inside, const float *
     }
 }
 
-/* y (r1 x c1 pixels of the tile's) = A^T m A + bias, ReLU when asked; accumulate: added to y. */
+/* y (r1 x c1 pixels of the tile) = A^T m A + bias, then ReLU if `relu`; accumulate: added to y. */
 INLINE void T(wino_out_tile)(const int kernel, const wino_span *s, const bool inside,
                              const float *m, size_t plane, const float *bias, bool relu,
                              bool accumulate, float *y, size_t y_step, size_t y_row)
@@ -48,8 +48,8 @@ INLINE void T(wino_out_tile)(const int kernel, const wino_span *s, const bool in
     }
 }
 
-/* One cell of 2x2 max pooling, which a tile of F(2x2, 5x5) is: y = relu(the largest of A^T m A +
- * bias), and which of the four it is in arg, unless that is NULL; as tile_pool. */
+/* One cell of 2x2 max pooling, which is a tile of F(2x2, 5x5): y = relu(the largest of A^T m A +
+ * bias). arg (NULL: not wanted) gets which of the four it is, as in tile_pool. */
 INLINE void T(wino_pool_tile)(const float *m, size_t plane, const float *bias, float *y,
                               uint8_t *arg)
 {

@@ -1,11 +1,12 @@
 /* cuda_backward.c: enqueues a backward pass; see cuda_run.h.
  *
- * Layers run in the order of their numbers from the last to the first. What a library computes of
- * weights' gradients may run on a branch of the graph, beside what flows on to the layers before
+ * Layers run from the last to the first. The gradients of weights that a library computes may run
+ * on a branch of the graph, beside the gradients that flow on to the layers before
  * (program.beside). */
 #include "cuda_run.h"
 
-/* Where input k's gradient goes; *add: others have written there before. NULL: nobody needs it. */
+/* Where the gradient of the node's value goes; NULL: nothing needs it. *add: another reader has
+ * written there before. */
 static void *gradient_of(run *r, int node, bool *add)
 {
     const tensor *x = &r->p->tensors[node];
@@ -15,8 +16,9 @@ static void *gradient_of(run *r, int node, bool *add)
     return x->dy;
 }
 
-/* Beside what comes next. A library's way touches nothing but its operands and the workspace that
- * is kept for these; our own kernels share their scratch. */
+/* Computes the gradients of the weights on a branch, beside what comes next. A library's way
+ * touches only its operands and the workspace of these passes. Our own kernels share their scratch,
+ * and do not run on a branch. */
 static int branch_weights(run *r, const layer *l, err *e)
 {
     program *p = r->p;
@@ -29,8 +31,8 @@ static int branch_weights(run *r, const layer *l, err *e)
     return 0;
 }
 
-/* Before the layer `next` runs backward, whose results may lie where the branch reads; -1: before
- * the update. */
+/* Joins the branch before layer `next` runs backward, whose results may lie where the branch reads.
+ * next -1: before the update. */
 static int join_branch(run *r, int next, err *e)
 {
     if (r->branch == 0 || next >= r->branch - 1)
@@ -44,7 +46,7 @@ static int weights_gradients(run *r, const layer *l, err *e)
     program *p = r->p;
     int at = (int)(l - p->layers);
     bool library = l->choice[CONV_WEIGHTS] != CHOICE_OWN;
-    /* all of a library's have the same workspace, on the branch or not */
+    /* all ways of a library share one workspace here, on the branch or not */
     if (library && r->branch && (r->branch = 0, p->d->join(p->dev, e)))
         return -1;
     if (!p->beside || at <= 1 || !library)

@@ -97,7 +97,7 @@ static pool_shape pool_shape_of(const conv_shape *c, const graph_node *n)
                         .pad_w = n->pool.pad_w};
 }
 
-/* Notes what can be fused; whether it is to be. What there is no room to note stays apart. */
+/* Notes a possible fusing; whether it is to be done. Without room for the note it is not done. */
 static bool fuses(program *p, int at, fusing_kind kind)
 {
     if (p->fusing_count == FUSINGS_MAX)
@@ -106,8 +106,8 @@ static bool fuses(program *p, int at, fusing_kind kind)
     return !(p->apart >> p->fusing_count++ & 1);
 }
 
-/* Where both are small, the library's launches and the tensor between them may not be worth their
- * while. */
+/* A small convolution and its pooling may run as one kernel: the library's launches and the tensor
+ * between them may cost more than they gain. */
 static void take_pool(program *p, layer *l)
 {
     const graph *g = p->g;
@@ -135,7 +135,7 @@ static bool is_vector(const layer *l)
     return l->node->op == OP_LINEAR && l->conv.h * l->conv.w == 1 && l->conv.groups == 1;
 }
 
-/* From the loss backward, as many linear layers in a row as are small enough together. */
+/* The head: from the loss backward, as many linear layers in a row as are small enough together. */
 static void find_head(program *p)
 {
     int first = p->layer_count;
@@ -161,7 +161,8 @@ static void find_head(program *p)
 
 enum { BESIDE_LEAST = 4 };
 
-/* Of few convolutions most are fused, or too small for two kernels to gain from each other. */
+/* Models of few convolutions have no branch: most of these are fused, or too small for two kernels
+ * to gain from each other. */
 static void find_beside(program *p)
 {
     for (int i = 0; i < p->g->node_count; i++)
@@ -187,7 +188,8 @@ static int check_node(const program *p, const graph_node *n, err *e)
     return 0;
 }
 
-/* Who makes each tensor, who reads it last, and through which a gradient must flow. */
+/* Finds the layer that makes each tensor, the last layer that reads it, and the tensors through
+ * which a gradient must flow. */
 static void trace(program *p)
 {
     for (int l = 0; l < p->layer_count; l++) {
@@ -408,7 +410,7 @@ static size_t needs(const program *p, const layer *l)
            made * (!p->c.inference && p->tensors[l->out].needs ? 2 : 1);
 }
 
-/* The layer that needs the most: the one to name when memory is short. */
+/* The layer that needs the most memory, to be named when memory is short. */
 static const char *largest(const program *p)
 {
     const layer *best = NULL;

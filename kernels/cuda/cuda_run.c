@@ -1,8 +1,8 @@
 /* cuda_run.c: enqueues a forward pass, the loss and an update, and between them cuda_backward.c's
  * backward pass; see cuda_program.h.
  *
- * Nothing here waits and nothing depends on the batch: what is enqueued is captured once, at
- * prepare, and replayed for every batch, whose size and numbers lie in step_args on the device. */
+ * Nothing here waits and nothing depends on the batch: the work is captured once and replayed for
+ * every batch, whose size and numbers lie in step_args on the device. */
 #include <assert.h>
 
 #include "cuda_run.h"
@@ -254,8 +254,8 @@ head_shape cuda_head_of(const program *p)
     return h;
 }
 
-/* Its layers and the loss; in training also what flows back out of it, which nobody before it has
- * written to. */
+/* Enqueues the head's layers and the loss; in training also the gradient of the head's input, to
+ * which nothing has written before. */
 static void run_head(run *r)
 {
     program *p = r->p;
@@ -318,9 +318,9 @@ static optim_block block_of(const run *r)
                          .w16 = p->t == ELEMENT_BF16 ? p->weights16 : NULL};
 }
 
-/* Whether every gradient is made by a kernel that can take its parameter's step along: our own, of
- * the head and of convolutions with their pooling. Of others' gradients the optimizer's kernel
- * would be left, and no launch saved. */
+/* Whether every gradient is made by a kernel that can take its parameter's step along: our kernels
+ * of the head and of convolutions with their pooling. Otherwise the optimizer's kernel would still
+ * run for the other gradients, and no launch would be saved. */
 static bool updates_itself(const program *p)
 {
     for (int l = 0; l < p->head; l++)

@@ -13,7 +13,7 @@ typedef struct run {
     step_result *result;
     bool training;
     const optim_block *update; /* parameters take their step where gradients are made; or NULL */
-    bool written[GRAPH_NODES_MAX]; /* has this node's gradient got its first part? */
+    bool written[GRAPH_NODES_MAX]; /* this node's gradient has its first part */
     int branch;                    /* the layer whose weights' gradients are on a branch; 0: none */
 } run;
 

@@ -14,7 +14,7 @@ static void inside(int out, int in, int stride, int shift, int *from, int *to)
         *from = *to;
 }
 
-/* Four sums at a time: one running sum would wait for itself at every addition. */
+/* Four sums at a time: a single running sum would wait for itself at every addition. */
 static double dot(const double *a, const double *b, int n, int b_stride)
 {
     double sum[4] = {0};
@@ -81,7 +81,8 @@ static void conv_sample(const graph_node *n, shape in, conv_pass pass, double *w
         }
 }
 
-/* The pass decides which of the three is written; the casts below take const off the other two. */
+/* Casts const away for conv_sample, which writes one of its three arrays only: the pass decides
+ * which. */
 static double *unconst(const double *p)
 {
     union {

@@ -1,8 +1,8 @@
-/* ref_layers.h: the reference's layers: a forward and a backward function of each op, in double
- * precision, as ops.h describes their argument, and the loss.
+/* ref_layers.h: the reference's layers: a forward and a backward function for each op, in double
+ * precision, and the loss. ops.h describes their argument.
  *
- * A function of this header is in a row of the table of ops, and so on every backend that lacks the
- * op. Nothing here allocates, blocks or fails. */
+ * Each function of this header is in a row of the table of ops, and so also serves every backend
+ * that lacks the op. Nothing here allocates, blocks or fails. */
 #ifndef KUBEML_REF_LAYERS_H
 #define KUBEML_REF_LAYERS_H
 
@@ -14,8 +14,8 @@ op_run ref_input; /* reads op_call.batch */
 op_run ref_conv2d_forward, ref_conv2d_backward;
 op_run ref_linear_forward, ref_linear_backward;
 
-/* Keeps the batch's mean and 1/sqrt(var + eps) of each channel. The running statistics move on
- * unless one channel has a single value. */
+/* Keeps the batch's mean and 1/sqrt(var + eps) of each channel. Updates the running statistics,
+ * unless a channel has a single value. */
 op_run ref_batch_norm_forward, ref_batch_norm_backward;
 size_t ref_batch_norm_keeps(const graph_node *n, int N);
 
@@ -25,7 +25,7 @@ size_t ref_group_norm_keeps(const graph_node *n, int N);
 
 op_run ref_activation_forward, ref_activation_backward;
 
-/* Adaptive pooling, too. Max pooling keeps the position of each maximum in its plane (H, W). */
+/* Also adaptive pooling. Max pooling keeps the position of each maximum in its plane (H, W). */
 op_run ref_max_pool_forward, ref_max_pool_backward;
 size_t ref_max_pool_keeps(const graph_node *n, int N);
 op_run ref_avg_pool_forward, ref_avg_pool_backward;
@@ -38,8 +38,8 @@ op_run ref_pad_channels_forward, ref_pad_channels_backward;
 op_run ref_flatten_forward, ref_flatten_backward;
 op_run ref_dropout_forward, ref_dropout_backward;
 
-/* The loss of n samples' logits (n, outputs); `dlogits` (or NULL) gets the gradient of their mean.
- */
+/* The loss of b->n samples' logits (n, outputs); `dlogits` (NULL: not wanted) gets the gradient of
+ * the mean loss. */
 backend_result ref_loss(backend_loss kind, const backend_batch *b, int outputs,
                         const double *logits, double *dlogits);
 

@@ -7,7 +7,7 @@
 #include "ref_layers.h"
 
 typedef struct channel {
-    size_t plane, stride; /* floats of a plane; from one sample's plane to the next one's */
+    size_t plane, stride; /* doubles of a plane; from one sample's plane to the next sample's */
     double count;         /* values of this channel in the batch */
 } channel;
 
@@ -127,9 +127,10 @@ size_t ref_group_norm_keeps(const graph_node *n, int N)
     return 2 * (size_t)N * (size_t)n->gn.groups * sizeof(double);
 }
 
-/* The values of one sample's group are neighbours: its channels, one plane after the other. */
+/* The values of one sample's group lie together: its channels, one plane after the other. */
 typedef struct group {
-    size_t number, at, count, plane; /* of all; of the first value; how many; of a channel */
+    /* Indices of the group and of its first value, number of values, values of one channel. */
+    size_t number, at, count, plane;
     int channel;                     /* the first */
 } group;
 

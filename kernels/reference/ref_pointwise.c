@@ -45,7 +45,7 @@ static double activate(const graph_node *n, double x)
     return NAN;
 }
 
-/* df/dx; at the kinks the value that PyTorch takes. */
+/* df/dx; at the kinks PyTorch's value. */
 static double slope(const graph_node *n, double x)
 {
     double s;
@@ -101,7 +101,7 @@ void ref_activation_backward(const op_call *o)
         dx[i] += dy[i] * slope(o->n, x[i]);
 }
 
-/* Elements of the first input that share one element of the second: a plane where that is
+/* Elements of the first input that share one element of the second: a plane where the second is
  * (C,1,1). */
 static size_t shared(const op_call *o)
 {
@@ -217,7 +217,7 @@ void ref_flatten_backward(const op_call *o)
     part_backward(o->N, shape_count(o->in[0]), 0, shape_count(o->n->shape), o->dy, o->dx[0]);
 }
 
-/* x and y: values forward, gradients backward, which are added. */
+/* Forward x and y are values. Backward they are gradients, and `add` adds to y. */
 static void dropout(const op_call *o, const double *x, double *y, bool add)
 {
     const graph_node *n = o->n;
@@ -269,8 +269,8 @@ void ref_input(const op_call *o)
     }
 }
 
-/* -log softmax(z)[label], by the largest logit so that exp cannot overflow; d = softmax - onehot.
- */
+/* -log softmax(z)[label]; subtracts the largest logit so that exp cannot overflow. dz = weight *
+ * (softmax - onehot). */
 static double cross_entropy(int outputs, const double *z, int32_t label, double *dz, double weight)
 {
     double top = z[0], sum = 0;

@@ -3,7 +3,8 @@
 
 #include "ref_layers.h"
 
-/* The input rows or columns [from, to) of output position p, and how many a divisor counts. */
+/* The input rows or columns [from, to) of output position p, and how many of them the divisor
+ * counts. */
 typedef struct span {
     int from, to, counted;
 } span;
@@ -46,7 +47,7 @@ static span columns(const graph_node *n, shape in, int q)
                        n->pool.count_pad);
 }
 
-/* As PyTorch: a NaN wins over whatever came before it. */
+/* The index of the maximum. As in PyTorch, a NaN wins over everything before it. */
 static int32_t maximum(const double *plane, shape in, span v, span h)
 {
     int32_t best = v.from * in.w + h.from;

@@ -1,8 +1,8 @@
-/* reference.c: the reference backend: the graph's nodes one after the other, in double precision,
- * on the caller's thread. It is the truth that other backends are compared with; it is not fast.
+/* reference.c: the reference backend. It runs the graph's nodes one after the other, in double
+ * precision, on the caller's thread. Other backends are compared with it; it is not fast.
  *
  * Memory: one arena for activations and their gradients, planned by lifetime at prepare; double
- * copies of parameters and gradients; what ops keep from forward to backward. */
+ * copies of parameters and gradients; and what ops keep from forward to backward. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,11 +10,11 @@
 #include "kernels/plan.h"
 #include "ref_layers.h"
 
-/* What one node keeps; pointers into the program's memory, NULL where it keeps none. */
+/* What one node has: pointers into the program's memory, NULL where there is nothing. */
 typedef struct ref_node {
     double *y, *dy; /* (N, shape) */
     double *kept;   /* op_row.keeps, training */
-    int last_use;   /* the largest id among its readers; its own id where nobody reads it */
+    int last_use;   /* the largest id of its readers; its own id where it has none */
 } ref_node;
 
 typedef struct ref_program {
@@ -60,7 +60,7 @@ static void set_lifetimes(const graph *g, const backend_config *c, ref_node *nod
     }
 }
 
-/* In doubles. */
+/* Doubles that the node keeps from forward to backward. */
 static size_t kept_by(const graph_node *n, int batch)
 {
     const op_row *row = &op_rows[n->op];
@@ -97,7 +97,8 @@ static void ref_release(backend_program *base)
     free(p);
 }
 
-/* Zeroed memory of count elements, counted; one element at least, so that NULL is a failure. */
+/* Zeroed memory of count elements, added to p->bytes; one element more, so that NULL is a
+ * failure. */
 static void *take(ref_program *p, size_t count, size_t size)
 {
     p->bytes += count * size;
@@ -179,7 +180,7 @@ static float *buffer(const ref_program *p, int var)
     return var < 0 ? NULL : p->s.buffers + p->g->vars[var].offset;
 }
 
-/* What a call of the op of one node gets; the arrays are as long as a node may have inputs. */
+/* The arrays of one op_call, as long as a node may have inputs. */
 typedef struct call_room {
     shape in[GRAPH_INPUTS_MAX];
     const double *x[GRAPH_INPUTS_MAX];
@@ -260,8 +261,8 @@ static int ref_forward(backend_program *base, const backend_batch *b, float *log
     return 0;
 }
 
-/* A gradient begins at 0 when its life does: just before the first backward pass that adds to it.
- */
+/* Zeroes gradients at the beginning of their life: just before the first backward pass that adds to
+ * them. */
 static void clear_inputs(ref_program *p, int id, int N)
 {
     const graph_node *n = &p->g->nodes[id];

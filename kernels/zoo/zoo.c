@@ -85,7 +85,8 @@ static int distance(const char *a, int la, const char *b, int lb)
     return row[lb];
 }
 
-/* As a whole, or one more where the beginning alone is meant: "densnet" is near "densenet121". */
+/* The distance to the whole name, or one more than the distance to its beginning: "densnet" is near
+ * "densenet121". */
 static int remoteness(const char *wanted, const char *name)
 {
     int lw = (int)strnlen(wanted, NAME_MAX_COMPARED), ln = (int)strnlen(name, NAME_MAX_COMPARED);
@@ -94,7 +95,7 @@ static int remoteness(const char *wanted, const char *name)
     return whole < beginning ? whole : beginning;
 }
 
-/* The best and the second best other name. */
+/* Finds the nearest and the second nearest name. */
 static void nearest(const char *name, const char *found[2])
 {
     int best[2] = {1 << 20, 1 << 20};
@@ -124,7 +125,7 @@ const zoo_model *zoo_find(const char *name, err *e)
     return NULL;
 }
 
-/* Which of the names, which end in NULL; -1: none. */
+/* The index of `text` in names, which end in NULL; -1: absent. */
 static int choose(const char *text, const char *const *names)
 {
     for (int i = 0; names[i]; i++)
@@ -184,7 +185,7 @@ static int take_scale(const zoo_model *z, const char *text, zoo_options *o, err 
     return 0;
 }
 
-/* One "key=value" of a model's text; a bit of `seen` for each key that was there. */
+/* Takes one "key=value" of a model's text; sets a bit of `seen` for its key. */
 static int take_option(const zoo_model *z, const char *option, zoo_options *o, unsigned *seen,
                        err *e)
 {

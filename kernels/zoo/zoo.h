@@ -2,7 +2,7 @@
  *
  * ResNet, VGG, SqueezeNet, MobileNet and DenseNet are torchvision's networks layer for layer, with
  * its parameter names, so that its checkpoints fit. Each builder adapts to any number of channels
- * and outputs. Errors stay in the graph, as everywhere (graph.h). */
+ * and outputs. Errors stay in the graph (graph.h). */
 #ifndef KUBEML_ZOO_H
 #define KUBEML_ZOO_H
 
@@ -12,7 +12,7 @@
 #include "common/contract/limits.h"
 #include "kernels/engine.h"
 
-/* How the network begins: torchvision's way for large images, or one that keeps a 32x32 image's
+/* How the network begins: torchvision's stem for large images, or a stem that keeps a 32x32 image's
  * resolution. AUTO: CIFAR when both sides are below 64. */
 typedef enum zoo_stem { ZOO_STEM_AUTO, ZOO_STEM_CIFAR, ZOO_STEM_IMAGENET } zoo_stem;
 
@@ -21,37 +21,37 @@ typedef enum zoo_scale { ZOO_SCALE_STANDARDISE, ZOO_SCALE_MIN_MAX, ZOO_SCALE_NON
 
 enum { ZOO_CROP_MAX = LIMITS_CROP_MAX };
 
-/* What a builder gets as `user`; NULL means {0}. flip, crop and scale are for whoever trains the
- * model without code: no builder reads them. */
+/* The builder's `user`; NULL means {0}. flip, crop and scale are for callers that train the model
+ * without code: no builder reads them. */
 typedef struct zoo_options {
     zoo_stem stem;
     bool flip;
     int crop; /* pixels of padding */
     zoo_scale scale;
-    bool no_dropout; /* for comparing with another engine, whose dropout draws other numbers */
+    bool no_dropout; /* for comparison with another engine, whose dropout draws other numbers */
 } zoo_options;
 
 typedef struct zoo_model {
     const char *name;
     const char *summary;                  /* one line for `kubeml zoo list` */
     engine_builder build;                 /* user: const zoo_options * */
-    int channels, height, width, outputs; /* what the summary's figures are for */
-    size_t params; /* with those; equals torchvision's count where it has the model */
-    bool stems;    /* has one for small and one for large images */
+    int channels, height, width, outputs; /* the input and outputs that `params` is for */
+    size_t params; /* with that input and these outputs; equals torchvision's count, if any */
+    bool stems;    /* has a stem for small images and one for large images */
 } zoo_model;
 
-/* Of a model's text with its options, with the NUL. */
+/* Bytes of a model's text with its options, the NUL included. */
 enum { ZOO_TEXT_BYTES = LIMITS_MODEL_TEXT_BYTES };
 
 /* All models; NULL past the end. */
 const zoo_model *zoo_at(int index);
-/* The model of that name, or NULL with ERR_NOT_FOUND, and the nearest names in the message. */
+/* The model of that name, or NULL with ERR_NOT_FOUND; the message has the nearest names. */
 const zoo_model *zoo_find(const char *name, err *e);
-/* A model as text: "resnet34", "resnet34,stem=imagenet,flip=on,crop=4,scale=min_max". Fills *o and
- * returns the model, or NULL with zoo_find's error, or ERR_INVALID: an unknown option or value, a
- * stem for a model that has but one, a longer text. */
+/* Reads a model from text: "resnet34", "resnet34,stem=imagenet,flip=on,crop=4,scale=min_max". Fills
+ * *o and returns the model, or NULL with zoo_find's error or ERR_INVALID: an unknown option or
+ * value, an option twice, a stem for a model that has only one, a text that is too long. */
 const zoo_model *zoo_parse(const char *text, zoo_options *o, err *e);
-/* "cifar", "imagenet", "auto". */
+/* Reads "cifar", "imagenet" or "auto"; ERR_INVALID otherwise. */
 int zoo_stem_parse(const char *text, zoo_stem *out, err *e);
 
 #endif

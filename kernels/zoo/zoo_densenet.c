@@ -26,7 +26,7 @@ static int norm_relu(graph *g, int x, zoo_label name)
     return graph_relu(g, graph_batch_norm(g, x, (batch_norm_options){.name = name.text}));
 }
 
-/* Each layer reads all that came before it, side by side. */
+/* Each layer reads the block's input and the results of all layers before it, concatenated. */
 static int dense_block(graph *g, int x, int block, int layers)
 {
     int parts[GRAPH_INPUTS_MAX] = {x};

@@ -10,7 +10,7 @@ typedef struct zoo_label {
 } zoo_label;
 zoo_label zoo_name(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Whether x is to go through the stem for small images, by the options and x's size. */
+/* Whether x takes the stem for small images, by the options or x's size. */
 bool zoo_small_images(const graph *g, int x, const void *user);
 /* Dropout, unless the options turn it off. */
 int zoo_dropout(graph *g, int x, double p, const void *user);

@@ -13,7 +13,7 @@ static int conv(graph *g, int x, zoo_label name, int filters, int kernel)
                                                        .zero_bias = true}));
 }
 
-/* A 1x1 layer of few filters, and what a 1x1 and a 3x3 layer make of it, side by side. */
+/* A 1x1 layer of few filters, then a 1x1 and a 3x3 layer over its result, concatenated. */
 static int fire(graph *g, int x, int at, int squeeze, int expand)
 {
     x = conv(g, x, zoo_name("features.%d.squeeze", at), squeeze, 1);

@@ -1,10 +1,10 @@
 /* zoo_vgg.c: torchvision's VGG-11 (Simonyan and Zisserman 2014, configuration A), with and without
  * batch norm. For small images the adaptive pooling gives 1x1 instead of 7x7, so that the
- * classifier's first layer has 512 inputs, and the fifth maximum pooling is left out where the
- * fourth has left one pixel (16 to 31 on a side: MNIST). */
+ * classifier's first layer has 512 inputs. The fifth max pooling is skipped where the fourth has
+ * left one pixel (images of 16 to 31 on a side: MNIST). */
 #include "zoo_models.h"
 
-/* The layer `name`; nothing where it may be skipped and its input is one pixel. */
+/* Max pooling `name`; skipped where `may_skip` is set and the input is one pixel. */
 static int pool(graph *g, int x, const char *name, bool may_skip)
 {
     shape s = graph_shape(g, x);

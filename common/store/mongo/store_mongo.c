@@ -38,7 +38,7 @@ static bool write_schema(const mongo_link *l, mongoc_client_t *client, int attem
     return done;
 }
 
-/* One index; fine where it is there. */
+/* Makes an index; succeeds if it is there already. */
 static bool make_index(const mongo_link *l, mongoc_client_t *client, const char *collection,
                        const char *name, const bson_t *keys, bool unique, bson_error_t *error)
 {
@@ -73,7 +73,7 @@ static bool make_indexes(const mongo_link *l, mongoc_client_t *client, int attem
     return done;
 }
 
-/* Into *arg: does the server belong to a set, which alone can give a snapshot? */
+/* Sets *arg to whether the server belongs to a replica set, which alone can give a snapshot. */
 static bool ask_hello(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                       bson_error_t *error)
 {
@@ -94,14 +94,14 @@ static bool ask_hello(const mongo_link *l, mongoc_client_t *client, int attempt,
     *replicated = bson_iter_init_find(&at, hello, "setName") ||
                   (bson_iter_init_find(&at, hello, "msg") && BSON_ITER_HOLDS_UTF8(&at) &&
                    strcmp(bson_iter_utf8(&at, NULL), "isdbgrid") == 0);
-    /* find with this read concern outside of a transaction came with 5.0. */
+    /* From 5.0 on, find has this read concern outside of a transaction too. */
     *replicated = *replicated && mongo_number(hello, "maxWireVersion", 0) >= 13;
     mongoc_server_description_destroy(server);
     return true;
 }
 
-/* The schema's version comes last into a new database: where it stands, the indexes do. So whoever
- * opens the store later writes nothing, and need not be allowed to. */
+/* Prepares a new database. The schema's version is written last: a database that has it has its
+ * indexes. So a process that opens the store later writes nothing, and needs no right to write. */
 static int prepare(mongo_store *s, err *e)
 {
     const mongo_link *l = &s->link;
@@ -172,7 +172,7 @@ static const char *mongo_scratch_dir(const store *s)
 
 /* ---- the drivers --------------------------------------------------------------------------- */
 
-/* store.c cuts the scheme off; libmongoc wants it back. */
+/* The whole URI: store.c cuts the scheme off, and libmongoc needs it. */
 static char *with_scheme(const store_driver *driver, const char *rest, err *e)
 {
     char *uri;
@@ -243,14 +243,14 @@ const store_driver store_mongo = {
 const store_driver store_mongo_srv = {
     .scheme = "mongodb+srv:", .open = open_srv, .reader_open = reader_srv, FUNCTIONS};
 
-/* What store.c looks for. Another size means another version of store_driver.h: no driver. */
+/* The function that store.c looks for. NULL for another size: another version of store_driver.h. */
 __attribute__((visibility("default"))) const store_driver *kubeml_store_driver(const char *scheme,
                                                                                size_t size);
 
 static void start_libmongoc(void)
 {
     mongoc_init();
-    /* What goes wrong is said once, by the error of the operation. */
+    /* No log of libmongoc's own: the error of the operation reports trouble once. */
     mongoc_log_set_handler(NULL, NULL);
 }
 
@@ -259,6 +259,6 @@ const store_driver *kubeml_store_driver(const char *scheme, size_t size)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (size != sizeof(store_driver))
         return NULL;
-    pthread_once(&once, start_libmongoc); /* never ended: the object is never unloaded */
+    pthread_once(&once, start_libmongoc); /* without an end: the object is never unloaded */
     return strcmp(scheme, store_mongo_srv.scheme) == 0 ? &store_mongo_srv : &store_mongo;
 }

@@ -1,25 +1,26 @@
-/* store_mongo.h: what the files of the MongoDB store share. For store_mongo*.c alone.
+/* store_mongo.h: declarations that the files of the MongoDB store share. For store_mongo*.c alone.
  *
  * In the store's database DB:
  *     schema          {_id: "schema", version}
- *     counters        {_id: "versions", n}: the count of all writes, which gives records their version
+ *     counters        {_id: "versions", n}: the count of all writes, which gives records their
+ * version
  *     records.NAME    {_id: key, version, value}: the records of collection NAME
  *     blobs.files     GridFS; `filename` is unique, and inserting here is a blob's commit
  *     blobs.chunks    GridFS, 1 MiB each, written before
- *     uploads         {_id, kind, owner, state, at}: what is half-written or being deleted
- *     leases          {_id: owner, renewed}: who is alive, by the server's clock
+ *     uploads         {_id, kind, owner, state, at}: data that is half-written or being deleted
+ *     leases          {_id: owner, renewed}: living processes, by the server's clock
  *
  * and a database DB_ID for each chunk set: `chunks` {_id: split << 32 | index, data} and `meta`
  * {_id: "info", ...}, the latter written when it is sealed.
  *
- * Whatever is larger than a document is written first and named by one document last. A writer's
- * `uploads` document stands before its first byte; whoever finds one whose owner's lease has run
- * out makes it "dead", which the writer, should it come back, sees before it can count as
+ * Data that is larger than a document is written first; one document names it last. A writer's
+ * `uploads` document is written before its first byte. A sweep that finds an upload whose owner's
+ * lease has run out makes it "dead"; a writer that comes back sees this before it counts as
  * published.
  *
- * These files are a shared object of their own that store.c loads when a locator asks for it:
- * libmongoc and what it needs stays out of programs that do not use it. libbson ends the process
- * when memory is gone; nothing here can change that. */
+ * These files are a shared object of their own, which store.c loads when a locator asks for it, so
+ * that other programs do not have libmongoc and its libraries in memory. libbson ends the process
+ * when memory is gone; this code cannot change that. */
 #ifndef KUBEML_STORE_MONGO_H
 #define KUBEML_STORE_MONGO_H
 
@@ -34,20 +35,20 @@ enum {
     MONGO_STORE_DB_BYTES = MONGO_DB_BYTES - 17,
     MONGO_NAME_BYTES = 200,
     MONGO_COLLECTION_BYTES = STORE_COLLECTION_BYTES + 8,
-    MONGO_PATIENCE_MS = 10000, /* how long an operation is tried again */
-    /* a reader's: as long as kubeml-ps tries to write the checkpoint (round.h's store_ms) */
+    MONGO_PATIENCE_MS = 10000, /* how long an operation is retried */
+    /* the same for a reader: as long as kubeml-ps retries a checkpoint (round.h's store_ms) */
     MONGO_READER_PATIENCE_MS = 60000,
     MONGO_LEASE_MS = 60000,
-    /* before a sweep ends what a delete began: it may be under way */
+    /* until a sweep removes a deleted blob's bytes: the delete itself may still remove them */
     MONGO_KEEP_BLOB_MS = 60 * 1000,
-    MONGO_KEEP_SET_MS = 24 * 3600 * 1000, /* deleted, for those who have it open */
+    MONGO_KEEP_SET_MS = 24 * 3600 * 1000, /* the same for a chunk set: readers may have it open */
     MONGO_DUPLICATE_KEY = 11000,
     MONGO_SPLITS_MAX = 16,
 };
 
 /* A server, and a database on it. */
 typedef struct mongo_link {
-    char *text; /* the locator, with everything that is secret */
+    char *text; /* the locator, with its secrets */
     mongoc_uri_t *uri;
     mongoc_client_pool_t *pool;
     char db[MONGO_DB_BYTES];
@@ -55,26 +56,27 @@ typedef struct mongo_link {
     int64_t patience_ms, lease_ms, keep_blob_ms, keep_set_ms;
 } mongo_link;
 
-/* `text` is a whole URI; its kubeml.patience_ms goes before `patience_ms`. Does not talk to the
+/* `text` is a whole URI; its option kubeml.patience_ms overrides `patience_ms`. Does not dial the
  * server. */
 int mongo_link_open(mongo_link *l, const char *text, int64_t patience_ms, err *e);
-void mongo_link_close(mongo_link *l); /* a zeroed one is fine */
-/* What further connections open and dial: that of all servers known by now. */
+void mongo_link_close(mongo_link *l); /* a zeroed link is fine */
+/* The files and ports of further connections, to all servers that are known by now. */
 void mongo_link_reach(const mongo_link *l, store_reach *out);
 
-/* One attempt with a client of the pool. True: it has an outcome, in `arg`; false: `error` says why
- * not. `attempt` counts from 0: before a second one the first may have been done all the same. */
+/* One attempt with a client of the pool. True: it has an outcome, in `arg`; false: `error` has why
+ * not. `attempt` counts from 0; an earlier attempt may have been carried out though its reply was
+ * lost. */
 typedef bool (*mongo_op)(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                          bson_error_t *error);
 
-/* Tries until it has an outcome, the error is one that no second attempt cures, or the time is up.
+/* Tries `op` until it has an outcome, until an error that no retry cures, or until the time is up.
  * ERR_UNAVAILABLE, ERR_FORBIDDEN, ERR_LIMIT, ERR_IO; the message names the store. Waits at most
  * patience_ms and one attempt. */
 int mongo_run(const mongo_link *l, mongo_op op, void *arg, const char *what, err *e);
 
-/* What an attempt is made of. All of them take filter, update and command over; what was given back
- * may be NULL where nobody asks. */
-/* A copy of the document, or NULL; of its fields only `field` unless that is NULL. */
+/* The parts of an attempt. All of them own filter, update and command from the call on; out
+ * arguments other than `document` may be NULL. */
+/* Finds a copy of the document, or NULL; with `field` alone, unless `field` is NULL. */
 bool mongo_find_one(mongoc_client_t *client, const char *db, const char *collection, bson_t *filter,
                     const char *field, bson_t **document, bson_error_t *error);
 bool mongo_update_one(mongoc_client_t *client, const char *db, const char *collection,
@@ -82,7 +84,7 @@ bool mongo_update_one(mongoc_client_t *client, const char *db, const char *colle
                       bson_error_t *error);
 bool mongo_delete(mongoc_client_t *client, const char *db, const char *collection, bson_t *filter,
                   bool many, int64_t *deleted, bson_error_t *error);
-/* A command with the link's write concern. `reply` is to be destroyed whatever came of it. */
+/* Runs a command with the link's write concern. The caller destroys `reply` in any case. */
 bool mongo_command(mongoc_client_t *client, const char *db, bson_t *command, bson_t *reply,
                    bson_error_t *error);
 int64_t mongo_number(const bson_t *document, const char *field, int64_t otherwise);
@@ -90,13 +92,13 @@ int64_t mongo_number(const bson_t *document, const char *field, int64_t otherwis
 typedef struct mongo_store {
     store base;
     mongo_link link;
-    bool users;    /* the server has users: whoever reads a dataset gets one of its own */
+    bool users;    /* the server has users: each locator that is given out has its own */
     bool snapshot; /* lists are read from one snapshot */
     char owner[STORE_ID_BYTES];
     char scratch_dir[FS_PATH_BYTES];
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the members below */
     pthread_cond_t changed;
-    pthread_t keeper; /* renews the lease; once the first writer began */
+    pthread_t keeper; /* renews the lease; started by the first writer */
     bool keeping, ending;
 } mongo_store;
 
@@ -108,28 +110,28 @@ static inline mongo_link *mongo_link_of(const store *s)
 /* ---- BSON ------------------------------------------------------------------------------------ */
 
 /* Appends the JSON object in `text` as document `key`. ERR_LIMIT when it is nested too deeply or
- * too large; ERR_CORRUPT when it is none. */
+ * too large; ERR_CORRUPT when `text` is no JSON object. */
 int mongo_bson_append_json(bson_t *out, const char *key, const char *text, size_t len, err *e);
 /* Appends the document at `iter` as JSON to `out`. ERR_CORRUPT. */
 int mongo_bson_to_json(const bson_iter_t *iter, buf *out, err *e);
 
 /* ---- uploads and leases ---------------------------------------------------------------------- */
 
-/* Writes down that `id` is being written, after seeing to a lease. kind: "blob", "chunks". */
+/* Records that `id` is being written, after taking a lease. kind: "blob", "chunks". */
 int mongo_upload_begin(mongo_store *s, const char *id, const char *kind, err *e);
-/* Does it still live, so that no sweep has taken any of its bytes? ERR_CANCELLED: it was taken for
- * dead meanwhile. */
+/* Checks that the upload lives, so that no sweep has removed its bytes. ERR_CANCELLED: a sweep took
+ * it for dead. */
 int mongo_upload_check(mongo_store *s, const char *id, err *e);
-/* The upload ended well: forgets it. ERR_CANCELLED: it was taken for dead meanwhile. */
+/* Forgets an upload that is published. ERR_CANCELLED: a sweep took it for dead. */
 int mongo_upload_end(mongo_store *s, const char *id, err *e);
-/* Writes down that `id` is deleted and goes when its time is over. */
+/* Records that `id` is deleted; a sweep removes its bytes when its time is over. */
 int mongo_upload_deleted(mongo_store *s, const char *id, const char *kind, err *e);
-/* The upload is given up: removes what it wrote, as far as that is possible now. */
+/* Gives an upload up: removes its bytes, as far as that is possible now. */
 void mongo_upload_abort(mongo_store *s, const char *id, const char *kind);
-/* Its writer goes, and need not know whether it was published: forgets the upload that something
- * names; what becomes of one that nothing names yet a sweep will see. */
+/* For a writer that goes without knowing whether it has published: forgets an upload that a
+ * document names; leaves any other upload to a sweep. */
 void mongo_upload_leave(mongo_store *s, const char *id, const char *kind);
-/* Was this chunk set taken for dead by a sweep? */
+/* Whether a sweep took this chunk set for dead. */
 int mongo_upload_dead(mongo_store *s, const char *id, bool *dead, err *e);
 void mongo_keeper_stop(mongo_store *s);
 int mongo_sweep(store *s, size_t *removed, err *e);
@@ -142,7 +144,8 @@ int mongo_chunks_locator(store *s, const char *id, char out[STORE_LOCATOR_BYTES]
 int mongo_locator(store *s, store_use use, char out[STORE_LOCATOR_BYTES], err *e);
 int mongo_revoke(store *s, const char *locator, err *e);
 int mongo_revoke_others(store *s, const char *const *kept, size_t count, size_t *revoked, err *e);
-/* Drops the users and roles that were made in the store's own database: before that is dropped. */
+/* Drops the users and roles that were made in the store's own database. Call before that database
+ * is dropped. */
 bool mongo_drop_users(const mongo_store *s, mongoc_client_t *client, bson_error_t *error);
 
 /* ---- records --------------------------------------------------------------------------------- */
@@ -179,11 +182,12 @@ int mongo_chunk_seal(chunk_writer *w, err *e);
 void mongo_chunk_release(chunk_writer *w);
 void mongo_chunk_abort(chunk_writer *w);
 int mongo_chunks_delete(store *s, const char *id, err *e);
-/* Is there no sealed chunk set of this id? */
+/* Whether there is no sealed chunk set of this id. */
 int mongo_set_missing(const mongo_store *s, const char *id, bool *missing, err *e);
 /* A chunk set's database. */
 void mongo_set_db(const mongo_store *s, const char *id, char out[MONGO_DB_BYTES]);
-/* Is it the database of a chunk set of this store? Others' names may begin as its own does. */
+/* Whether `db` is the database of a chunk set of this store. Other databases' names may begin with
+ * this store's name too. */
 bool mongo_is_set_db(const mongo_link *l, const char *db);
 
 int mongo_reader_open(const store_driver *driver, const char *uri, chunk_reader **out, err *e);
@@ -196,9 +200,10 @@ uint64_t mongo_reader_scratch_bytes(const chunk_reader *r);
 void mongo_reader_reach(const chunk_reader *r, store_reach *out);
 bool mongo_reader_waits(chunk_reader *r, char *why, size_t size);
 
-/* A nameless file for what was fetched, in memory where the disk has no place for it. */
+/* Makes a nameless file for fetched data, in memory if the disk has no place for it. */
 int mongo_scratch_file(int *fd, err *e);
-/* {$gt: after, $gte: prefix, $lt: end of prefix} under `field`, as far as they are given. */
+/* Appends {$gt: after, $gte: prefix, $lt: end of prefix} under `field`, as far as they are
+ * given. */
 void mongo_append_range(bson_t *filter, const char *field, const char *prefix, const char *after);
 
 #endif

@@ -1,10 +1,10 @@
 /* store_mongo_blobs.c: blobs of the MongoDB store are files of GridFS (bucket "blobs"), readable by
  * any of its tools. See store_mongo.h.
  *
- * Chunks are written first, under an id of this upload; inserting the file's document, whose name
- * is unique, is the commit. Who opens a blob fetches it into a nameless file: after that it needs
- * no server, and the bytes of a deleted one can go at once, which a job that replaces its
- * checkpoint every few seconds needs. */
+ * Chunks are written first, under an id of this upload. Inserting the file's document, whose name
+ * is unique, is the commit. Opening a blob fetches it into a nameless file: after that the blob
+ * needs no server. So the bytes of a deleted blob can go at once, which jobs need that replace
+ * their checkpoint every few seconds. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,7 +97,7 @@ static bool insert_batch(const mongo_link *l, mongoc_client_t *client, int attem
     const bson_t *pointers[BATCH_CHUNKS];
     size_t count = 0;
     bool done = true;
-    if (attempt > 0) { /* the one before may have inserted some */
+    if (attempt > 0) { /* the attempt before may have inserted some chunks */
         bson_t *filter =
             BCON_NEW("files_id", BCON_UTF8(w->id), "n", "{", "$gte", BCON_INT32(first), "}");
         done = mongoc_collection_delete_many(c, filter, NULL, NULL, error);
@@ -153,11 +153,12 @@ int mongo_blob_write(blob_writer *base, const void *bytes, size_t len, err *e)
 
 typedef struct commit_op {
     const mongo_blob_writer *w;
-    bool exists; /* the name is another one's */
-    bool asked;  /* without an answer that it exists, ours may stand there */
+    bool exists; /* another file has the name */
+    bool asked;  /* insert_file was sent: unless `exists`, this upload's file may have the name */
 } commit_op;
 
-/* Whose file has this name: this upload's, of an attempt whose answer was lost? */
+/* Sets *ours to whether the file that has this name is this upload's, of an attempt whose reply was
+ * lost. */
 static bool is_ours(const mongo_link *l, mongoc_client_t *client, const mongo_blob_writer *w,
                     bool *ours, bson_error_t *error)
 {
@@ -201,15 +202,15 @@ static bool remove_file(const mongo_link *l, mongoc_client_t *client, int attemp
                         error);
 }
 
-/* Without an answer, which may be there or not. */
+/* Frees the writer of a blob that may be committed or not: the reply did not come. */
 static void leave(mongo_blob_writer *w)
 {
     mongo_upload_leave((mongo_store *)w->base.store, w->id, "blob");
     free_writer(w);
 }
 
-/* The name goes first, if there is one: without it the bytes are a sweep's, without them it would
- * name nothing. */
+/* Removes the name first, if there is one: a sweep removes bytes without a name, but a name without
+ * bytes would stay. */
 void mongo_blob_abort(blob_writer *base)
 {
     mongo_blob_writer *w = (mongo_blob_writer *)base;
@@ -221,7 +222,7 @@ void mongo_blob_abort(blob_writer *base)
 
 typedef struct place_op {
     const char *name;
-    bson_t *document; /* of the file that has the name; NULL: none */
+    bson_t *document; /* of the file that has the name; NULL: no file has it */
 } place_op;
 
 static bool see_place(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
@@ -245,8 +246,8 @@ static bool give_back(const mongo_link *l, mongoc_client_t *client, int attempt,
     return done;
 }
 
-/* The name of another file, whose bytes go when ours stands there. Both are whole meanwhile: where
- * ours cannot be named the other has its name again. */
+/* Takes over the name of another file, whose bytes are removed after that. Both files stay whole
+ * meanwhile: if the new file cannot get the name, the old file gets it back. */
 static int take_place(mongo_store *s, commit_op *op, err *e)
 {
     place_op old = {.name = op->w->name};
@@ -263,7 +264,7 @@ static int take_place(mongo_store *s, commit_op *op, err *e)
             mongo_upload_abort(s, id, "blob");
         else
             mongo_run(&s->link, give_back, &old, "giving a blob its name back", NULL);
-    } else if (result == 0) { /* gone by now */
+    } else if (result == 0) { /* the other file is gone by now */
         result = mongo_run(&s->link, insert_file, op, "naming a blob", e);
     }
     bson_destroy(old.document);
@@ -386,7 +387,7 @@ static int take_chunk(fetch_op *op, const bson_t *document)
     return 0;
 }
 
-/* Goes on where the attempt before ended. */
+/* Fetches the chunks from where the attempt before has ended. */
 static bool fetch_chunks(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                          bson_error_t *error)
 {
@@ -447,7 +448,8 @@ static int fetch(store *s, const blob_file *f, int *out, err *e)
     return result;
 }
 
-/* What is not whole may have been deleted, or deleted and written anew, since it was found. */
+/* Finds and fetches a blob. A blob that is not whole may have been deleted, or replaced, since it
+ * was found: looks again until the same blob is found twice. */
 static int find_and_fetch(store *s, const char *name, blob_file *f, int *fd, err *e)
 {
     char before[STORE_ID_BYTES] = "";
@@ -515,7 +517,7 @@ int mongo_blob_path(blob *base, char out[FS_PATH_BYTES], err *e)
 
 /* ---- names --------------------------------------------------------------------------------- */
 
-/* The name goes first, then the chunks; what is not done then a sweep does. */
+/* Removes the name first, then the chunks; a sweep removes chunks that are left. */
 int mongo_blob_delete(store *base, const char *name, err *e)
 {
     mongo_store *s = (mongo_store *)base;

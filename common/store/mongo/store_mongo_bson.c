@@ -2,8 +2,8 @@
  * store_mongo.h.
  *
  * Integers become int64, reals doubles. In names of fields '%', '.' and a '$' at the beginning are
- * written %25, %2E and %24: servers give the latter two a meaning. No name at all, which libmongoc
- * refuses, is a single %. */
+ * written %25, %2E and %24: servers give the latter two a meaning. The empty name, which libmongoc
+ * refuses, is written as a single %. */
 #include <jansson.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 #include "store_mongo.h"
 
 enum {
-    DEPTH_MAX = 90,                 /* servers refuse 100, and the record lies in a document */
+    DEPTH_MAX = 90,                 /* servers refuse 100, and the record is inside a document */
     DOCUMENT_BYTES_MAX = 16000000,  /* servers refuse 16 MiB */
     FIELD_BYTES_MAX = 3 * (64 << 10), /* a name, escaped */
 };
@@ -173,7 +173,7 @@ static json_t *nested_from(const bson_iter_t *iter, bool object, int depth)
     return out;
 }
 
-/* NULL for a type that no JSON becomes. */
+/* NULL for a type that append_value does not write. */
 static json_t *from_bson(const bson_iter_t *iter, int depth)
 {
     uint32_t len;

@@ -1,8 +1,7 @@
-/* store_mongo_chunks.c: a chunk set of the MongoDB store is a database: writing and deleting. See
- * store_mongo.h.
+/* store_mongo_chunks.c: writes and deletes chunk sets of the MongoDB store. See store_mongo.h.
  *
- * A database of its own lets a reader's user see this dataset and nothing else, and makes deleting
- * one command. */
+ * A chunk set is a database of its own, so that a reader's user sees this dataset and nothing else,
+ * and one command deletes it. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -221,8 +220,9 @@ static bool write_info(const mongo_link *l, mongoc_client_t *client, int attempt
     return done;
 }
 
-/* A sweep may have dropped the database while this process was stopped, and what was written since
- * have made it anew. One that comes after the check takes the description with the rest. */
+/* Writes the description, then checks the upload: a sweep may have dropped the database while this
+ * process was stopped, and later chunks have made it again. A sweep after the check removes the
+ * description too. */
 int mongo_chunk_seal(chunk_writer *base, err *e)
 {
     mongo_chunk_writer *w = (mongo_chunk_writer *)base;
@@ -282,7 +282,7 @@ int mongo_set_missing(const mongo_store *s, const char *id, bool *missing, err *
     return 0;
 }
 
-/* Without its description nobody opens it any more. */
+/* Removes the description, without which no reader opens the set. */
 static bool remove_info(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                         bson_error_t *error)
 {

@@ -1,9 +1,9 @@
-/* store_mongo_link.c: a server and a database on it, and how often an operation is tried. See
+/* store_mongo_link.c: a server and a database on it, and the retries of an operation. See
  * store_mongo.h.
  *
- * Every write waits for a majority of the servers and their journals, every read is of what a
- * majority has, and asks the primary: the next reader sees what a writer was told is done. A
- * secondary may not have heard yet what a majority has. */
+ * Every write waits for a majority of the servers and their journals. Every read asks the primary
+ * for data that a majority has. So the next reader sees every write that has returned; a secondary
+ * might not have it yet. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,15 +17,15 @@
 enum {
     FIRST_DELAY_MS = 50,
     DELAY_MS_MAX = 2000,
-    SELECTION_MS = 2000, /* for a server that answers; the URI may say otherwise */
+    SELECTION_MS = 2000, /* to find a server that answers, unless the URI has the option */
     CONNECT_MS = 2000,
     SOCKET_MS = 30000,
 };
 
 /* ---- the locator --------------------------------------------------------------------------- */
 
-/* Takes each "kubeml.NAME=NUMBER" out of the URI's options: the last one counts. `found` keeps its
- * value without one. */
+/* Takes each option "NAME=NUMBER" out of the URI; the last one counts. Without the option *found is
+ * unchanged. */
 static int take_option(char *uri, const char *name, int64_t *found, err *e)
 {
     size_t len = strlen(name);
@@ -39,7 +39,7 @@ static int take_option(char *uri, const char *name, int64_t *found, err *e)
         if (value < 1 || value > 1000LL * 24 * 3600 * 1000 || (*end && *end != '&'))
             return err_set(e, ERR_INVALID, "store: %s is no number that it may have", name);
         *found = value;
-        if (*end == '&') /* the separator in front stays, the one behind goes */
+        if (*end == '&') /* the separator before the option stays, the one after it goes */
             memmove(at + 1, end + 1, strlen(end + 1) + 1);
         else
             *at = '\0';
@@ -67,8 +67,9 @@ static void set_default(mongoc_uri_t *uri, const char *option, int value)
         mongoc_uri_set_option_as_int32(uri, option, value);
 }
 
-/* Who may have signed the servers' certificates, where the URI does not say: one file, which walls
- * can let through. OpenSSL's own folder is links to others, and not in every image. */
+/* Sets the file of trusted certificate authorities, if the URI does not. A single file, which a
+ * sandbox can allow: OpenSSL's own folder consists of links to other files, and not every image has
+ * it. */
 static void set_default_ca(mongoc_uri_t *uri)
 {
     const char *const files[] = {getenv("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt",
@@ -82,7 +83,7 @@ static void set_default_ca(mongoc_uri_t *uri)
         }
 }
 
-/* The files that the URI names; libmongoc opens them anew for each connection. */
+/* The URI's options that name files; libmongoc opens the files again for each connection. */
 static const char *const file_options[] = {MONGOC_URI_TLSCAFILE, MONGOC_URI_TLSCERTIFICATEKEYFILE};
 enum { FILE_OPTIONS = sizeof file_options / sizeof *file_options };
 
@@ -97,8 +98,8 @@ static int check_files(const mongo_link *l, err *e)
     return 0;
 }
 
-/* Whether an @ stands where libmongoc would take what is left of a password for a host, a database
- * or an option, which are named in logs. */
+/* Whether the URI has an @ by which libmongoc would take a part of the password for a host, a
+ * database or an option; logs name these. */
 static bool has_bare_at(const char *uri)
 {
     const char *begin = strstr(uri, "://");
@@ -112,7 +113,7 @@ static int parse(mongo_link *l, const char *text, err *e)
 {
     bson_error_t error;
     l->uri = has_bare_at(text) ? NULL : mongoc_uri_new_with_error(text, &error);
-    if (!l->uri && strchr(text, '@')) /* libmongoc's words may quote the password */
+    if (!l->uri && strchr(text, '@')) /* libmongoc's message may quote the password */
         return err_set(e, ERR_INVALID,
                        "store mongodb: the URI cannot be read: percent-encode user name and "
                        "password, and look at what follows them");
@@ -214,7 +215,7 @@ void mongo_link_reach(const mongo_link *l, store_reach *out)
     }
     for (const mongoc_host_list_t *h = mongoc_uri_get_hosts(l->uri); h; h = h->next)
         add_host(h, out);
-    /* The others of a replica set, and those that an SRV record names. */
+    /* The other servers of a replica set, and servers that an SRV record names. */
     size_t count;
     mongoc_client_t *client = mongoc_client_pool_pop(l->pool);
     mongoc_server_description_t **servers = mongoc_client_get_server_descriptions(client, &count);
@@ -226,7 +227,8 @@ void mongo_link_reach(const mongo_link *l, store_reach *out)
 
 /* ---- trying -------------------------------------------------------------------------------- */
 
-/* Servers that step down, shut down, cannot reach a majority or each other. */
+/* Whether the error may pass: servers step down, shut down, or cannot reach a majority or each
+ * other. */
 static bool is_passing(const bson_error_t *error)
 {
     static const uint32_t codes[] = {6,    7,     64,    89,    91,    112,   189,   246,
@@ -276,7 +278,7 @@ int mongo_run(const mongo_link *l, mongo_op op, void *arg, const char *what, err
         if (!is_passing(&error) || clock_left_ms(deadline) <= delay)
             return err_set(e, code_of(&error), "store %s: %s: %s%s", l->name, what, error.message,
                            attempt ? " (tried again until the time was up)" : "");
-        /* Half of it differs, so that those who lost the same server do not all come back at
+        /* Half of the delay is random, so that clients of one lost server do not return all at
          * once. */
         pause_ms(delay / 2 + clock_monotonic_ns() % (delay / 2 + 1));
         delay = 2 * delay < DELAY_MS_MAX ? 2 * delay : DELAY_MS_MAX;

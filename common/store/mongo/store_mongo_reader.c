@@ -1,11 +1,11 @@
-/* store_mongo_reader.c: reading a chunk set of the MongoDB store: what was fetched once stays, in a
- * nameless file that is mapped. See store_mongo.h.
+/* store_mongo_reader.c: reads a chunk set of the MongoDB store: fetched chunks stay in a nameless
+ * file that is mapped. See store_mongo.h.
  *
- * chunk_view fetches what it does not find and waits for what is on its way. chunk_prefetch hands
- * a list to FETCHERS threads, each with a connection of its own, that run ahead of it; what they
- * fail to get is left to chunk_view, which says why. A chunk is written to the file once and never
- * moved, so that views last as long as the reader; the kernel writes pages out and drops them as it
- * needs memory, as it does with LMDB's. */
+ * chunk_view fetches a chunk that is not there, and waits for a chunk that another thread fetches.
+ * chunk_prefetch gives a list to FETCHERS threads, each with its own connection, which run ahead of
+ * chunk_view. A chunk that they fail to get is left to chunk_view, which reports the error. A chunk
+ * is written to the file once and never moved, so that views last as long as the reader. The kernel
+ * writes pages out and drops them as it needs memory, as it does with LMDB's pages. */
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ enum {
     BATCH_CHUNKS = 256,
     ALIGNMENT = 64,
     VALUE_OFFSET = 16, /* within ALIGNMENT, as in LMDB: then the samples are aligned */
-    SLOW_MS = 5000,    /* without an answer for so long the store is taken to be away */
+    SLOW_MS = 5000,    /* a store without an answer for this long counts as away */
 };
 
 typedef enum chunk_state { ABSENT, COMING, PRESENT } chunk_state;
@@ -48,15 +48,15 @@ typedef struct mongo_reader {
     const uint8_t *map;
     size_t map_bytes;
 
-    pthread_mutex_t lock; /* guards what follows, and the chunks' state */
+    pthread_mutex_t lock; /* guards the members below, and the chunks' state */
     pthread_cond_t changed;
-    size_t used; /* bytes of the file that are given away */
+    size_t used; /* bytes of the file that chunks have */
     int64_t *queue;
     size_t queue_at, queue_len;
     bool started, ending;
     int views;             /* chunk_views that wait */
-    int64_t waits_from_ms; /* since then there have been such, or something came */
-    char trouble[200];     /* how the last attempt failed; empty when one went well since */
+    int64_t waits_from_ms; /* when the first of them began to wait, or the last chunk came */
+    char trouble[200];     /* how the last attempt failed; "" after a chunk came */
     pthread_t fetchers[FETCHERS];
 } mongo_reader;
 
@@ -77,7 +77,7 @@ typedef struct fetch_op {
     int result;
 } fetch_op;
 
-/* Room in the file for `len` bytes. */
+/* Takes room in the file for `len` bytes. */
 static int take_room(mongo_reader *r, size_t len, uint64_t *at, err *e)
 {
     pthread_mutex_lock(&r->lock);
@@ -108,7 +108,7 @@ static int take_chunk(mongo_reader *r, const bson_t *document, err *e)
                        (long long)id);
     uint64_t place;
     if (__atomic_load_n(&c->state, __ATOMIC_ACQUIRE) == PRESENT)
-        return 0; /* by an attempt before */
+        return 0; /* an earlier attempt has fetched it */
     if (take_room(r, len, &place, e) != 0 ||
         fs_pwrite_all(r->fd, bytes, len, place, "scratch file of a dataset", e) != 0)
         return -1;
@@ -131,7 +131,7 @@ static bson_t *filter_of(const fetch_op *op)
         return filter;
     }
     BSON_APPEND_DOCUMENT_BEGIN(filter, "_id", &in);
-    if (op->ids[op->count - 1] - op->ids[0] == (int64_t)op->count - 1) { /* they are sorted */
+    if (op->ids[op->count - 1] - op->ids[0] == (int64_t)op->count - 1) { /* sorted: no gaps */
         BSON_APPEND_INT64(&in, "$gte", op->ids[0]);
         BSON_APPEND_INT64(&in, "$lte", op->ids[op->count - 1]);
         bson_append_document_end(filter, &in);
@@ -175,7 +175,7 @@ static bool fetch_chunks(const mongo_link *l, mongoc_client_t *client, int attem
     return done;
 }
 
-/* Fetches chunks that this thread has marked as coming; those that did not come are absent
+/* Fetches chunks that this thread has marked as COMING; chunks that did not come are ABSENT
  * again. */
 static int fetch(mongo_reader *r, const mongo_link *link, const int64_t *ids, size_t count, err *e)
 {
@@ -202,7 +202,7 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The next absent chunks of the queue, marked as coming. Under the lock. */
+/* Takes the next ABSENT chunks of the queue, and marks them as COMING. Under the lock. */
 static size_t take_batch(mongo_reader *r, int64_t ids[BATCH_CHUNKS])
 {
     size_t count = 0, most = r->average ? BATCH_BYTES / r->average : BATCH_CHUNKS;
@@ -222,8 +222,7 @@ static void *run_ahead(void *arg)
 {
     mongo_reader *r = arg;
     int64_t ids[BATCH_CHUNKS];
-    /* Whoever needs a chunk waits for this attempt and then for one of its own: only that one is
-     * to last. */
+    /* A chunk_view waits for this attempt and then makes its own: only its own may take long. */
     mongo_link hasty = r->link;
     if (hasty.patience_ms > MONGO_PATIENCE_MS)
         hasty.patience_ms = MONGO_PATIENCE_MS;
@@ -239,7 +238,7 @@ static void *run_ahead(void *arg)
         int result = fetch(r, &hasty, ids, count, NULL);
         pthread_mutex_lock(&r->lock);
         if (result != 0)
-            r->queue_at = r->queue_len; /* chunk_view will meet it, and say so */
+            r->queue_at = r->queue_len; /* chunk_view meets the error, and reports it */
     }
     pthread_mutex_unlock(&r->lock);
     return NULL;
@@ -249,7 +248,7 @@ static bool start_fetchers(mongo_reader *r)
 {
     for (int i = 0; i < FETCHERS && !r->started; i++)
         if (pthread_create(&r->fetchers[i], NULL, run_ahead, r) != 0) {
-            r->ending = true; /* without threads nobody runs ahead */
+            r->ending = true; /* without threads there is no prefetching */
             pthread_cond_broadcast(&r->changed);
             pthread_mutex_unlock(&r->lock);
             for (int k = 0; k < i; k++)
@@ -261,16 +260,16 @@ static bool start_fetchers(mongo_reader *r)
     return true;
 }
 
-/* The list, and behind it what is left of those before, which may be of another function of this
+/* Queues the list, and after it the rest of earlier lists, which may be of another function of this
  * process. Under the lock. */
 static void queue_up(mongo_reader *r, uint32_t split, const uint32_t *indices, size_t count)
 {
     size_t left = r->queue_len - r->queue_at;
     if (left > r->chunk_count)
-        left = r->chunk_count; /* the rest was asked for twice */
+        left = r->chunk_count; /* beyond, chunks are in the queue twice */
     int64_t *queue = malloc((count + left + 1) * sizeof *queue);
     if (!queue)
-        return; /* it was only a hint */
+        return; /* prefetching is only a hint */
     for (size_t i = 0; i < count; i++)
         queue[i] = (int64_t)split << 32 | indices[i];
     if (left)
@@ -317,7 +316,7 @@ int mongo_reader_view(chunk_reader *base, uint32_t split, uint32_t index, const 
         r->waits_from_ms = clock_monotonic_ms();
         r->trouble[0] = '\0'; /* of an outage that may be over */
     }
-    while (c->state == COMING) /* whoever fetches it gives up within the link's patience */
+    while (c->state == COMING) /* the fetching thread gives up within the link's patience */
         pthread_cond_wait(&r->changed, &r->lock);
     bool ours = c->state == ABSENT;
     if (ours)

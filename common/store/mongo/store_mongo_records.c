@@ -1,8 +1,9 @@
 /* store_mongo_records.c: records of the MongoDB store. See store.h and store_mongo.h.
  *
- * A record's write is one update of one document whose filter holds the expected version. Its new
- * version was drawn before, from a counter, and belongs to this write alone: an attempt that was
- * done though its answer got lost is known by it. A version that was drawn for nothing is lost. */
+ * A record's write is one update of one document whose filter holds the expected version. The new
+ * version is drawn before, from a counter, and belongs to this write alone. So an attempt that was
+ * carried out though its reply was lost is known by its version. Versions drawn for writes that
+ * fail are never used. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,7 +72,8 @@ typedef struct record_op {
     int result;
 } record_op;
 
-/* Nothing matched: why? What has our version is ours, of an attempt whose answer was lost. */
+/* Finds out why no document matched. A document with this write's version is of an attempt whose
+ * reply was lost. */
 static bool explain(const mongo_link *l, mongoc_client_t *client, record_op *op,
                     bson_error_t *error)
 {
@@ -117,7 +119,7 @@ static bool replace_record(const mongo_link *l, mongoc_client_t *client, record_
     else
         BSON_APPEND_INT64(filter, "version", (int64_t)op->expected);
     bool done = false;
-    /* Two upserts of a new key at once: one of them finds it taken, and then replaces it. */
+    /* Of two upserts of a new key at once, the second finds the key, and replaces the record. */
     for (int tries = 0; !done && (tries == 0 || error->code == MONGO_DUPLICATE_KEY) && tries < 10;
          tries++) {
         done = mongoc_collection_replace_one(c, filter, op->document, opts, &reply, error);
@@ -158,7 +160,7 @@ static bool remove_record(const mongo_link *l, mongoc_client_t *client, int atte
     if (done && deleted == 0) {
         done = explain(l, client, op, error);
         if (done && op->outcome == GONE && attempt > 0)
-            op->outcome = DONE; /* by the attempt before, as far as anybody can tell */
+            op->outcome = DONE; /* probably by the attempt before */
     }
     return done;
 }
@@ -181,7 +183,7 @@ static int say_outcome(const record_op *op, bool was_put, err *e)
     return 0;
 }
 
-/* The id that a dataset's record names; empty without one. */
+/* The id that a dataset's record names; "" if it names none. */
 static void upload_named(const bson_t *document, char out[STORE_ID_BYTES])
 {
     bson_iter_t at, upload;
@@ -207,8 +209,8 @@ static bool find_upload(const mongo_link *l, mongoc_client_t *client, int attemp
     return true;
 }
 
-/* A dataset's chunks are written down as deleted before its record goes: whoever dies in between
- * leaves them to a sweep, which lets them be as long as the record names them. */
+/* Records a dataset's chunks as deleted, before its record is removed. If the process dies in
+ * between, a sweep finds the chunks, and leaves them as long as the record names them. */
 static int give_up_chunks(store *s, const char *key, err *e)
 {
     record_op op = {.key = key};
@@ -227,9 +229,9 @@ int mongo_remove(store *s, const char *collection, const char *key, uint64_t exp
     return say_outcome(&op, false, e);
 }
 
-/* A writer that slept longer than its lease may have been swept while it published. Where that
- * cannot be seen the record stays, which most likely has its chunks, as that of a put whose answer
- * was lost does. */
+/* Checks that no sweep removed the chunks while this writer published: it may have slept longer
+ * than its lease. If that cannot be found out, the record stays: most likely it has its chunks,
+ * like the record of a put whose reply was lost. */
 static int check_published(store *s, const record_op *op, err *e)
 {
     char id[STORE_ID_BYTES];
@@ -340,7 +342,7 @@ void mongo_append_range(bson_t *filter, const char *field, const char *prefix, c
     bson_append_document_end(filter, &range);
 }
 
-/* What was listed, copied out of the cursor, so that a second attempt begins from nothing. */
+/* A listed record, copied out of the cursor, so that a second attempt can begin again. */
 typedef struct listed {
     char key[STORE_KEY_BYTES];
     uint64_t version;

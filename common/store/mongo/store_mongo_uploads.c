@@ -1,15 +1,19 @@
-/* store_mongo_uploads.c: who is writing what, and what became of the dead. See store_mongo.h.
+/* store_mongo_uploads.c: uploads: who writes what, and the removal of dead writers' data. See
+ * store_mongo.h.
  *
- * An upload's state goes living -> (gone: it is published) or living -> dead -> (gone: removed, or
- * published after all), or it begins as deleted and goes when its time is over. Each arrow is one
- * update whose filter holds the state before. A sweep makes an upload dead when its owner's lease
- * has run out, and its own writer when it was given no answer to what would have published it.
+ * The states of an upload:
+ *     living -> gone            it is published
+ *     living -> dead -> gone    it is removed, or was published after all
+ *     deleted -> gone           its time is over
+ * Each arrow is one update whose filter holds the state before. A sweep makes an upload dead when
+ * its owner's lease has run out. The writer itself makes it dead when the reply to the publishing
+ * write does not come.
  *
- * A writer publishes first and then asks whether it is dead (mongo_upload_end, mongo_upload_dead);
- * a sweep makes it dead first and then asks whether it is published: one of the two sees the
- * other. Of a chunk set whose upload is forgotten the writer sees it by the description, which the
- * sweep took away: that stands for all chunks, for it is sealed only while the upload still lives
- * (mongo_upload_check). */
+ * A writer publishes first and then asks whether it is dead (mongo_upload_end, mongo_upload_dead).
+ * A sweep makes the upload dead first and then asks whether it is published. So at least one of the
+ * two sees the other. If the upload of a chunk set is forgotten, the writer looks for the set's
+ * description, which a sweep removes. The description stands for all chunks, because it is sealed
+ * only while the upload lives (mongo_upload_check). */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +23,7 @@
 #include "common/base/clock.h"
 #include "store_mongo.h"
 
-enum { LEASES_KEPT = 10 }; /* leases after which one is dropped */
+enum { LEASES_KEPT = 10 }; /* times lease_ms, after which an old lease is dropped */
 
 /* ---- leases -------------------------------------------------------------------------------- */
 
@@ -40,9 +44,9 @@ static bool drop_lease(const mongo_link *l, mongoc_client_t *client, int attempt
                         error);
 }
 
-/* Renews the lease, and does nothing else that could keep it from that: what was deleted is a
- * sweep's. What fails here is tried again the next time, and a lease that runs out is seen by the
- * writer when it publishes. */
+/* Renews the lease, and does nothing else that could delay it: a sweep removes deleted data. A
+ * renewal that fails is tried again the next time; a writer whose lease runs out sees this when it
+ * publishes. */
 static void *keep(void *arg)
 {
     mongo_store *s = arg;
@@ -97,7 +101,7 @@ void mongo_keeper_stop(mongo_store *s)
 /* ---- uploads ------------------------------------------------------------------------------- */
 
 typedef struct upload_op {
-    const char *id, *kind, *owner, *state; /* owner, state: what must stand there; NULL: anything */
+    const char *id, *kind, *owner, *state; /* owner, state: must match; NULL: anything */
     const char *becomes;
     int64_t matched;
     int attempts;
@@ -123,7 +127,7 @@ static bson_t *filter_of(const upload_op *op)
     return filter;
 }
 
-/* Writes the whole document, whatever is there. */
+/* Writes the whole document over any other. */
 static bool write_upload(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                          bson_error_t *error)
 {
@@ -190,7 +194,7 @@ int mongo_upload_dead(mongo_store *s, const char *id, bool *dead, err *e)
     if (mongo_run(&s->link, see_upload, &op, "reading an upload's state", e) != 0)
         return -1;
     *dead = op.found && strcmp(op.seen, "dead") == 0;
-    /* Forgotten: it was published long ago, or swept to the end. */
+    /* No upload: it was published, or a sweep has removed everything. */
     return op.found ? 0 : mongo_set_missing(s, id, dead, e);
 }
 
@@ -200,7 +204,7 @@ static int taken_for_dead(const mongo_store *s, err *e)
                    (long long)s->link.lease_ms);
 }
 
-/* By an update, which changes nothing: what it says a majority of the servers has seen. */
+/* Checks by an update that changes nothing: a majority of the servers confirms its result. */
 int mongo_upload_check(mongo_store *s, const char *id, err *e)
 {
     upload_op op = {.id = id, .owner = s->owner, .state = "living", .becomes = "living"};
@@ -214,7 +218,7 @@ int mongo_upload_end(mongo_store *s, const char *id, err *e)
     upload_op op = {.id = id, .owner = s->owner, .state = "living"};
     if (mongo_run(&s->link, forget_upload, &op, "ending an upload", e) != 0)
         return -1;
-    /* None there: forgotten by an attempt of ours whose answer was lost, or taken for dead. */
+    /* No match: an attempt whose reply was lost has forgotten it, or a sweep took it for dead. */
     return op.matched > 0 || op.attempts > 1 ? 0 : taken_for_dead(s, e);
 }
 
@@ -261,7 +265,7 @@ static int remove_bytes(mongo_store *s, const char *id, const char *kind, err *e
 void mongo_upload_abort(mongo_store *s, const char *id, const char *kind)
 {
     upload_op op = {.id = id};
-    if (remove_bytes(s, id, kind, NULL) == 0) /* else a sweep does it */
+    if (remove_bytes(s, id, kind, NULL) == 0) /* else a sweep removes them */
         mongo_run(&s->link, forget_upload, &op, "ending an upload", NULL);
 }
 
@@ -318,7 +322,7 @@ static bool list_uploads(const mongo_link *l, mongoc_client_t *client, int attem
     return done;
 }
 
-/* The server's clock: its own answer says what it is now. */
+/* Asks for the time of the server's clock. */
 static bool ask_time(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                      bson_error_t *error)
 {
@@ -335,7 +339,7 @@ static bool ask_time(const mongo_link *l, mongoc_client_t *client, int attempt, 
     return done;
 }
 
-/* Is the owner's lease good? */
+/* Sets `found` to whether the owner's lease is still valid. */
 static bool see_lease(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                       bson_error_t *error)
 {
@@ -355,7 +359,7 @@ typedef struct named_op {
     bool found;
 } named_op;
 
-/* Does something published name these bytes? */
+/* Sets `found` to whether a published document names these bytes. */
 static bool see_named(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                       bson_error_t *error)
 {
@@ -379,7 +383,7 @@ void mongo_upload_leave(mongo_store *s, const char *id, const char *kind)
     if (mongo_run(&s->link, see_named, &name, "looking for an upload's name", NULL) == 0 &&
         name.found)
         mongo_upload_end(s, id, NULL);
-    else /* where this cannot be written either, it lives as long as this process */
+    else /* if this fails too, the upload lives as long as this process */
         mongo_run(&s->link, change_state, &op, "leaving an upload", NULL);
 }
 
@@ -420,7 +424,8 @@ static int sweep_one(mongo_store *s, const upload *u, int64_t now_ms, size_t *re
     return mongo_run(&s->link, forget_upload, &op, "forgetting an upload", e);
 }
 
-/* Whose uploads were all taken over above. A process that comes back takes a new one. */
+/* Drops leases whose uploads the sweep has taken over. A process that comes back takes a new
+ * lease. */
 static bool drop_old_leases(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                             bson_error_t *error)
 {

@@ -1,16 +1,18 @@
-/* store_mongo_users.c: who may read and write what: locators with users that are made for one job.
- * See store.h and store_mongo.h.
+/* store_mongo_users.c: rights: locators with users that are made for one job. See store.h and
+ * store_mongo.h.
  *
- * Where the store's own locator names a user, the server has users: then every locator that is
- * given out has one of its own, with a password from the system's randomness.
+ * If the store's own locator names a user, the server has users. Then every locator that is given
+ * out has a user of its own, with a password from the system's randomness:
  * - A dataset's reader: in the dataset's database, with the role "read" on that database.
- * - A job's kubeml-ps: in the store's database, with a role of its own: GridFS, the histories, and
- *   what a writer needs (uploads, leases, the counter of versions). It cannot read records of jobs,
- *   which hold secrets, nor datasets, and makes no users. All jobs' models lie in one bucket, so
- *   one kubeml-ps could write another's; it runs no user's code, and a user's code never has its
- *   locator.
- * - Who serves a model: in the store's database too, with a role that reads GridFS.
- * Names begin with USER_PREFIX: only such users are ever dropped. */
+ * - A job's kubeml-ps: in the store's database, with a role for GridFS, the histories, and the
+ *   collections that a writer needs (uploads, leases, the counter of versions). It cannot read
+ *   datasets, nor records of jobs, which hold secrets, and it makes no users. The models of all
+ * jobs
+ *   are in one bucket, so a kubeml-ps could write another job's model. But a kubeml-ps runs no
+ * user's
+ *   code, and user's code never has its locator.
+ * - A process that serves a model: in the store's database too, with a role that reads GridFS.
+ * Names begin with USER_PREFIX: no other user is ever dropped. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +23,8 @@
 
 #define USER_PREFIX "job-"
 
-/* By store_use. Another number in the name when what it may do changes: roles of a database
- * stay. */
+/* By store_use. A role with other rights needs another number in its name: a database keeps the
+ * roles that it has. */
 static const struct role {
     const char *name, *what;
     bool writes;
@@ -57,7 +59,7 @@ static bool create_user(const mongo_link *l, mongoc_client_t *client, int attemp
     bson_t *command =
         BCON_NEW("createUser", BCON_UTF8(op->name), "pwd", BCON_UTF8(op->password), "roles", "[",
                  "{", "role", BCON_UTF8(op->role), "db", BCON_UTF8(op->db), "}", "]");
-    /* It exists: made by the attempt before. */
+    /* A user that exists was made by the attempt before. */
     return mongo_command(client, op->db, command, NULL, error) ||
            (attempt > 0 && error->code == USER_EXISTS);
 }
@@ -92,7 +94,7 @@ static void append_privilege(bson_t *privileges, uint32_t at, const char *db,
     bson_append_document_end(privileges, &privilege);
 }
 
-/* Fine where the role is there. */
+/* Makes a role; succeeds if it is there already. */
 static bool create_role(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                         bson_error_t *error)
 {
@@ -123,8 +125,8 @@ static int make_user(const mongo_store *s, user_op *op, const char *what, err *e
 
 /* ---- locators ------------------------------------------------------------------------------ */
 
-/* Appends the options of `query`, which may be NULL; the user's database goes where there is a
- * user. */
+/* Appends the options of `query`, which may be NULL. If there is a user, its database replaces the
+ * option authSource. */
 static int append_options(buf *out, const char *query, const char *auth_source, err *e)
 {
     static const char source[] = "authSource=";
@@ -142,7 +144,7 @@ static int append_options(buf *out, const char *query, const char *auth_source, 
     return auth_source ? buf_printf(out, e, "%c%s%s", separator, source, auth_source) : 0;
 }
 
-/* The store's own URI with another database and another user, or none. */
+/* Writes the store's own URI with another database and another user, or no user. */
 static int write_locator(const mongo_store *s, const char *db, const user_op *user,
                          char out[STORE_LOCATOR_BYTES], err *e)
 {
@@ -198,9 +200,9 @@ int mongo_locator(store *base, store_use use, char out[STORE_LOCATOR_BYTES], err
     return result;
 }
 
-/* ---- taking back --------------------------------------------------------------------------- */
+/* ---- revoking ------------------------------------------------------------------------------ */
 
-/* Is it one that was made here? */
+/* Whether the user was made by this file's code. */
 static bool is_ours(const mongo_store *s, const char *name, const char *db)
 {
     return name && db && strncmp(name, USER_PREFIX, strlen(USER_PREFIX)) == 0 &&
