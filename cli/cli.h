@@ -86,6 +86,7 @@ struct cli {
     /* For completion: cli_parse prints the options' names and ends, or, */
     bool describe;
     const char *before; /* if not NULL, what may come behind this word */
+    json_t *documents;  /* if not NULL, cli_parse adds the options to this array, and ends */
 };
 
 /* Every verb of every command, ended by a NULL name. */
@@ -109,6 +110,9 @@ void names_print(const cli *c, const cli_option *options, int argc, char **argv,
 
 /* Prints a table of the code as JSON, from which a page's table is made (docs.c). */
 int docs_print(const char *table);
+void docs_add_options(json_t *out, const cli_option *options);
+/* What the help calls an option's value. */
+const char *cli_placeholder(const cli_option *o);
 
 /* Standard output did not take it: said, unless that is because nobody reads any more. */
 int cli_unwritten(const err *e);

@@ -54,7 +54,7 @@ int cmd_model_export(cli *c, int argc, char **argv)
     const char *id = NULL, *output = NULL;
     const cli_option more[] = {
         {"output", 'o', OPTION_TEXT, "FILE",
-         "where to: safetensors, as PyTorch loads it; .npz: numpy's; -: stdout", &output, NULL,
+         "safetensors file for PyTorch; .npz: for numpy; -: standard output", &output, NULL,
          true, false},
         {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
