@@ -139,7 +139,7 @@ log of a job with: JOB_MANAGER_LOG_BYTES_MAX / logs on their way: JOB_MANAGER_LO
 streams |: FORWARD_STREAMS_MAX / a response |: FORWARD_BYTES_MAX / responses over: FORWARD_HELD_MAX / the leader's response: FORWARD_ANSWER_MS
 JSON file of: LIMITS_INFER_BYTES_MAX / repetitions of an option: CLI_LIST_MAX / a response of the API: HTTP_REPLY_BYTES_MAX
 connecting: HTTP_CONNECT_MS / series of a family: METRICS_SERIES_MAX / tensors of a model with: LAYOUT_ENTRIES_MAX
-description of these: LAYOUT_TEXT_BYTES_MAX / name of such: LAYOUT_NAME_BYTES -1 / functions |: MODELSTORE_FUNCTIONS_MAX
+description of these: LAYOUT_TEXT_BYTES_MAX / name of such: LAYOUT_NAME_BYTES -1 / functions of a model: MODELSTORE_FUNCTIONS_MAX
 slots of a shared: MODELSTORE_SLOTS_MAX / reply of Redis: RESP_BULK_BYTES_MAX / one part of a model: REMOTE_CHUNK_BYTES
 record: STORE_RECORD_BYTES_MAX / chunk: STORE_CHUNK_BYTES_MAX / key of a record: STORE_KEY_BYTES -1 / locator: STORE_LOCATOR_BYTES -1
 pods of a platform: CLUSTER_KUBERNETES_PODS_MAX / ended pods: CLUSTER_KUBERNETES_ENDED_MAX / objects of a kind: KUBE_WATCH_OBJECTS_MAX
