@@ -123,10 +123,10 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
         {"testlabels", 0, OPTION_TEXT, "FILE", "their labels", &files[3], NULL, false, true},
         {"regression", 0, OPTION_FLAG, NULL, "the labels are numbers, not classes", &regression,
          NULL, false, false},
-        {"layout", 0, OPTION_TEXT, "ORDER", "order of an image's axes: auto, chw or hwc (auto)", &layout, NULL,
+        {"layout", 0, OPTION_TEXT, "ORDER", "order of an image's axes: auto, chw or hwc (auto)",
+         &layout, NULL, false, false},
+        {"seed", 0, OPTION_INT, "N", "seed of the order of the samples (0)", &seed, &seed_seen,
          false, false},
-        {"seed", 0, OPTION_INT, "N", "seed of the order of the samples (0)", &seed,
-         &seed_seen, false, false},
         {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &kind, options, &name);
     static const char *const fields[] = {"x-train", "y-train", "x-test", "y-test"};

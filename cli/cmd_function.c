@@ -143,9 +143,9 @@ int cmd_function_logs(cli *c, int argc, char **argv)
 {
     const char *name = NULL;
     bool follow = false;
-    const cli_option options[] = {
-        {"follow", 'f', OPTION_FLAG, NULL, "continue until the job ends", &follow, NULL, false, false},
-        {.name = NULL}};
+    const cli_option options[] = {{"follow", 'f', OPTION_FLAG, NULL, "continue until the job ends",
+                                   &follow, NULL, false, false},
+                                  {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &kind, options, &name);
     err e = ERR_INIT;
     char id[128];

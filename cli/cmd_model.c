@@ -52,11 +52,10 @@ static int download(const cli *c, const char *path, const char *to, err *e)
 int cmd_model_export(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *output = NULL;
-    const cli_option more[] = {
-        {"output", 'o', OPTION_TEXT, "FILE",
-         "safetensors file for PyTorch; .npz: for numpy; -: standard output", &output, NULL,
-         true, false},
-        {.name = NULL}};
+    const cli_option more[] = {{"output", 'o', OPTION_TEXT, "FILE",
+                                "safetensors file for PyTorch; .npz: for numpy; -: standard output",
+                                &output, NULL, true, false},
+                               {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     /* Written into, not replaced: the file that it is may have something in it already. */
     if (strcmp(output, "-") == 0 || strcmp(output, "/dev/stdout") == 0)

@@ -82,8 +82,8 @@ int cmd_task_wait(cli *c, int argc, char **argv)
     bool watch = false;
     const cli_option more[] = {{"watch", 'w', OPTION_FLAG, NULL, "print a line for each epoch",
                                 &watch, NULL, false, false},
-                               {"timeout", 't', OPTION_INT, "SECONDS",
-                                "longest wait (0: no limit)", &timeout_s, NULL, false, false},
+                               {"timeout", 't', OPTION_INT, "SECONDS", "longest wait (0: no limit)",
+                                &timeout_s, NULL, false, false},
                                {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     if (timeout_s < 0)

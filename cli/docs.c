@@ -1,5 +1,5 @@
-/* docs.c: the tables of job options and of commands as JSON, for scripts/write-docs and the tests of
- * the pages: `kubeml __docs job-options`, `kubeml __docs commands`. */
+/* docs.c: the tables of job options and of commands as JSON, for scripts/write-docs and the tests
+ * of the pages: `kubeml __docs job-options`, `kubeml __docs commands`. */
 #include <stdio.h>
 #include <string.h>
 
@@ -107,11 +107,11 @@ void docs_add_options(json_t *out, const cli_option *options)
 {
     for (const cli_option *o = options; o->name; o++) {
         const char letter[] = {o->letter, '\0'};
-        json_array_append_new(
-            out, json_pack("{s:s, s:s*, s:s*, s:s, s:b, s:b}", "name", o->name, "letter",
-                           o->letter ? letter : NULL, "value",
-                           o->kind == OPTION_FLAG ? NULL : cli_placeholder(o), "help", o->help,
-                           "required", (int)o->required, "repeats", (int)o->repeats));
+        json_array_append_new(out, json_pack("{s:s, s:s*, s:s*, s:s, s:b, s:b}", "name", o->name,
+                                             "letter", o->letter ? letter : NULL, "value",
+                                             o->kind == OPTION_FLAG ? NULL : cli_placeholder(o),
+                                             "help", o->help, "required", (int)o->required,
+                                             "repeats", (int)o->repeats));
     }
 }
 

@@ -115,7 +115,8 @@ static int check_required(const cli *c, const cli_option *options, const bool *g
     for (size_t i = 0; options[i].name; i++)
         if (options[i].required && !given[i])
             return cli_usage(c, "--%s %s is missing", options[i].name,
-                             cli_placeholder(&options[i])) + 1;
+                             cli_placeholder(&options[i])) +
+                   1;
     return 0;
 }
 

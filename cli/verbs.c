@@ -47,8 +47,8 @@ const cli_verb cli_verbs[] = {
     {"task stop", "ID", "stop a job; what was merged stays", NULL, cmd_task_stop},
     {"task suspend", "ID", "stop a job at its next merge, to be resumed there", NULL,
      cmd_task_suspend},
-    {"task resume", "ID", "resume a suspended, stopped or failed job from where it stands",
-     NULL, cmd_task_resume},
+    {"task resume", "ID", "resume a suspended, stopped or failed job from where it stands", NULL,
+     cmd_task_resume},
     {"task wait", "ID", "wait for a job's end",
      "Exit status 0: the job succeeded. 1: it did not, or the platform said nothing at all for 3\n"
      "minutes; then the job may still run.",
