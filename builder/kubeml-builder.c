@@ -1,11 +1,11 @@
-/* kubeml-builder.c: the program that compiles uploaded functions where the controller has no
- * compiler: a pod of its own, which is the sandbox.
+/* kubeml-builder.c: compiles uploaded functions where the controller has no compiler. It runs in a
+ * pod of its own, which is the sandbox.
  *
- * POST /build and /fit, see builder_remote.h; GET /health. The token is taken from the environment
- * and not left there, and no other process may look into this one: a source that includes
- * /proc/1/environ gets nothing, and what else the pod has is the compiler, the SDK's headers and
- * kubeml-function. Sources and objects live in TMPDIR for as long as their build takes. Exit
- * status: 0 after a signal, 1 when it cannot start, 2 for wrong usage. */
+ * POST /build and /fit, see builder_remote.h; GET /health. The program removes its token from the
+ * environment, and no other process may read its memory: a source that includes /proc/1/environ
+ * gets nothing. Besides, the pod has only the compiler, the SDK's headers and kubeml-function.
+ * Sources and objects are in TMPDIR during their build. Exit status: 0 after a signal, 1 when it
+ * cannot start, 2 for wrong usage. */
 #include <getopt.h>
 #include <limits.h>
 #include <signal.h>
@@ -23,7 +23,7 @@
 #include "common/net/http_server.h"
 
 enum {
-    WORKERS = 4, /* half of them may build */
+    WORKERS = 4, /* at most half of them build at once */
     STOP_MS = 2000,
 };
 
@@ -169,7 +169,7 @@ static int parse_options(program *p, int argc, char **argv)
     return -1;
 }
 
-/* Out of the environment, which /proc shows: the memory it stood in is overwritten as well. */
+/* Moves the token out of the environment, which /proc shows: its memory is overwritten as well. */
 static int take_token(program *p, err *e)
 {
     char *given = getenv("KUBEML_BUILDER_TOKEN");
@@ -181,8 +181,8 @@ static int take_token(program *p, err *e)
         return err_wrap(e, "KUBEML_BUILDER_TOKEN");
     explicit_bzero(given, strlen(given));
     unsetenv("KUBEML_BUILDER_TOKEN");
-    /* From here on /proc/PID of this process is root's alone, its memory and descriptors
-     * included. */
+    /* From here on only root may read /proc/PID of this process, with its memory and descriptors.
+     */
     return prctl(PR_SET_DUMPABLE, 0) ? err_set(e, ERR_IO, "prctl") : 0;
 }
 
@@ -245,7 +245,7 @@ int main(int argc, char **argv)
     sigemptyset(&ends);
     sigaddset(&ends, SIGTERM);
     sigaddset(&ends, SIGINT);
-    sigprocmask(SIG_BLOCK, &ends, NULL); /* before any thread is there */
+    sigprocmask(SIG_BLOCK, &ends, NULL); /* before any thread starts */
     signal(SIGPIPE, SIG_IGN);
     err e = ERR_INIT;
     http_server *http = NULL;
@@ -267,7 +267,7 @@ int main(int argc, char **argv)
         int number;
         sigwait(&ends, &number);
     }
-    /* a build that is not over yet goes on until the process ends */
+    /* after false, a build still runs until the process ends */
     if (http_server_stop(http, STOP_MS))
         tokens_free(p.tokens);
     return status ? 1 : 0;

@@ -9,29 +9,28 @@
 #include "cli.h"
 #include "common/base/clock.h"
 
-/* A controller's 503 says that nothing was done and that a retry helps: another takes over within
- * this. One that stops leading ends its connections: what was only to be read is asked for
- * again. */
+/* AWAY_MS: a controller's 503 means that nothing was done and that a retry helps, because another
+ * controller takes over within this time. LOST_TRIES: a controller that stops leading closes its
+ * connections, so that a read is tried once more. */
 enum { AWAY_MS = 12000, PAUSE_MS = 500, LOST_TRIES = 1 };
-/* A stream goes on after a restart too, by hand or by a kubelet: what takes no longer is no news.
- */
+/* A stream's silence of which the user is told: a restart, by hand or by a kubelet, is shorter. */
 enum { NEWS_MS = 5000 };
 
 int cli_unwritten(const err *e)
 {
-    clearerr(stdout); /* said here */
+    clearerr(stdout); /* the error is reported here */
     return e->os_errno == EPIPE ? CLI_FAILED : cli_fail(e);
 }
 
 int cli_fail(const err *e)
 {
     fputs("kubeml: ", stderr);
-    output_said(stderr, e->message, true); /* what to do may be some */
+    output_said(stderr, e->message, true); /* a message with advice may have several lines */
     fputc('\n', stderr);
     if (e->code == ERR_UNAVAILABLE && e->os_errno == ECONNREFUSED)
         fprintf(stderr,
                 "Is the platform running? `kubeml up` starts it; KUBEML_URL says where it is.\n");
-    /* The API server's words, where the Service has no controller behind it. */
+    /* The API server's message where the Service has no controller behind it. */
     if (strstr(e->message, "no endpoints available for service"))
         fprintf(stderr, "No controller is ready there; its log says why: kubectl logs -n NAMESPACE "
                         "-l app.kubernetes.io/component=controller\n");
@@ -45,7 +44,7 @@ const char *cli_path(const char *prefix, const char *name, const char *tail)
     static char path[2048];
     buf encoded;
     buf_init(&encoded, 1024);
-    /* A name too long to encode is refused by the server like any other that does not exist. */
+    /* A name too long to encode becomes a path that the server refuses. */
     http_encode(&encoded, name, NULL);
     snprintf(path, sizeof path, "%s%s%s", prefix, encoded.bytes ? encoded.bytes : "", tail);
     buf_free(&encoded);
@@ -94,8 +93,9 @@ static bool is_lost(const http_call *call, const http_reply *reply, const err *w
     return reply->status == 0 && why->os_errno == ECONNRESET && strcmp(call->method, "GET") == 0;
 }
 
-/* Whether what was refused with 503 may be asked for again. The API server's proxy answers so
- * whatever became of the connection: nothing was done for certain where it reached no pod. */
+/* Whether a call that ended with 503 surely changed nothing, so that it may be tried again. The API
+ * server's proxy sends 503 for every failure of the connection: only if it reached no pod, nothing
+ * was done. */
 static bool nothing_done(const http_call *call, const http_reply *reply, const err *why)
 {
     return strcmp(call->method, "GET") == 0 ||
@@ -121,11 +121,12 @@ int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *re
             return status;
         }
         http_reply_free(reply);
-        pause_ms(PAUSE_MS); /* as Retry-After asks for */
+        pause_ms(PAUSE_MS); /* a 503 has Retry-After */
     }
 }
 
-/* `next` (may be NULL) holds HTTP_NEXT_BYTES: where a list goes on, "" where it does not. */
+/* Makes one call. `next` (may be NULL) holds HTTP_NEXT_BYTES: the path of a list's next page, or
+ * "". */
 static int call_for(const cli *c, const char *method, const char *path, const json_t *body,
                     json_t **out, char *next, err *e)
 {
@@ -194,7 +195,7 @@ bool cli_again(cli_stream *s, long status, const err *e)
     }
     if (silent_ms >= NEWS_MS && s->told_ms != s->heard_ms)
         tell_silence(s, e);
-    pause_ms(PAUSE_MS); /* what is waited for is the server's return */
+    pause_ms(PAUSE_MS); /* until the server may be back */
     return true;
 }
 

@@ -1,10 +1,10 @@
-/* cluster.c: the platform of a cluster, found through the kubeconfig.
+/* cluster.c: finds the platform of a cluster through the kubeconfig.
  *
- * Requests go to the API server's proxy of the platform's Service, with the user's own credentials:
- * what they need is `get` and `create` on services/proxy, nothing is opened and nothing has to be
- * forwarded. The Service is found by its labels, the platform's token in the Secret that the
- * Service names. Where one of the two may not be read, the chart's usual name, and KUBEML_TOKEN,
- * stand in. */
+ * Requests go to the API server's proxy for the platform's Service, with the user's own
+ * credentials. These need only `get` and `create` on services/proxy; no port is opened or
+ * forwarded. The Service is found by its labels, and the platform's token is read from the Secret
+ * that the Service names. Where the user may not read the Service, the chart's usual name is used;
+ * where the user may not read the Secret, KUBEML_TOKEN must be set. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +17,8 @@
 static const char selector[] =
     "app.kubernetes.io%2Fname%3Dkubeml%2Capp.kubernetes.io%2Fcomponent%3Dcontroller";
 static const char secret_key[] = "kubeml.dev/token-secret"; /* annotation of the Service */
-/* A program that signs in may wait for a person and a browser. What it gave is asked for anew a
- * little before it expires, since a watch lasts longer than the minutes that some tokens do. */
+/* SIGN_IN_MS: a program that signs in may wait for a person and a browser. EARLY_MS: credentials
+ * are renewed so long before they expire, because a watch may last longer than some tokens. */
 enum { REPLY_MS = 30000, SIGN_IN_MS = 120000, EARLY_MS = 10000 };
 
 /* ---- options --------------------------------------------------------------------------------- */
@@ -26,7 +26,7 @@ enum { REPLY_MS = 30000, SIGN_IN_MS = 120000, EARLY_MS = 10000 };
 static const char *const option_names[] = {"--context", "--namespace", "--kubeconfig", "--service"};
 enum { OPTIONS = sizeof option_names / sizeof *option_names };
 
-/* Which of them a word is, with its value behind '=' or without; OPTIONS: none. */
+/* The index of the option in a word, which may have "=value"; OPTIONS: the word is another. */
 static size_t find_option(const char *word)
 {
     size_t i = 0;
@@ -95,7 +95,7 @@ static const char *name_of(const json_t *object)
     return name ? name : "";
 }
 
-/* *out: a new reference, NULL where Services may not be listed. */
+/* Finds the platform's Service. *out: a new reference; NULL if the user may not list Services. */
 static int find_service(const cluster_access *a, json_t **out, err *e)
 {
     char path[300], names[160] = "";

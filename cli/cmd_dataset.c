@@ -17,7 +17,7 @@ static void format_shape(const json_t *shape, char *out, size_t size)
     }
 }
 
-/* Of labels a data set has either classes or targets. */
+/* Prints "-" for 0: a data set's labels are either classes or targets. */
 static void format_count(const json_t *count, char *out, size_t size)
 {
     long long n = json_integer_value(count);
@@ -47,7 +47,7 @@ static int add_files(http_part *parts, size_t *count, const char *field, const c
     return 0;
 }
 
-/* The options that go into the query; what they may be is the server's to say. */
+/* Makes the query from the options; the server checks their values. Static. */
 static const char *query_of(bool regression, const char *layout, long seed, bool seed_seen)
 {
     static char query[256];
@@ -64,8 +64,8 @@ static const char *query_of(bool regression, const char *layout, long seed, bool
     return query;
 }
 
-/* A server takes in all of an upload before it says that the name is taken. Who else takes it
- * meanwhile is still told by the upload. */
+/* Checks before the upload that the name is free, because the server reads a whole upload before it
+ * reports a taken name. The upload still reports a name that is taken meanwhile. */
 static int check_free(const cli *c, const char *name, err *e)
 {
     err why = ERR_INIT;
@@ -89,7 +89,8 @@ static void tell_upload(void *context, uint64_t done, uint64_t total)
     progress_of_call(&u->bar, done, total);
 }
 
-/* An upload that has all come may succeed though nobody hears of it. */
+/* Prints the error, with a hint if the whole upload was sent: it may succeed although the response
+ * was lost. */
 static int fail_upload(const upload *u, const http_reply *reply, const err *e)
 {
     cli_fail(e);
@@ -99,7 +100,8 @@ static int fail_upload(const upload *u, const http_reply *reply, const err *e)
     return CLI_FAILED;
 }
 
-/* What the platform makes of the samples, where that may not be what was meant. */
+/* Prints the platform's note, if any: how it reads the samples, where the user may have meant
+ * something else. */
 static void tell_note(const http_reply *reply)
 {
     json_t *answer = http_reply_json(reply, NULL);

@@ -16,7 +16,7 @@ static const cli_column columns[] = {
     {NULL, NULL, false, NULL, false},
 };
 
-/* The compiler's own lines, as a compiler would print them; whether there were any. */
+/* Prints the compiler's messages as a compiler would; returns whether there were any. */
 static bool print_diagnostics(const http_reply *reply)
 {
     json_t *problem =
@@ -29,7 +29,7 @@ static bool print_diagnostics(const http_reply *reply)
     return any;
 }
 
-/* *record is what the platform knows of the function afterwards. */
+/* Uploads the files. *record: the function's record afterwards (new reference). */
 static int upload(const cli *c, const char *method, const char *name, const cli_list *files,
                   json_t **record)
 {
@@ -41,8 +41,8 @@ static int upload(const cli *c, const char *method, const char *name, const cli_
     http_call call = {.method = method, .parts = parts, .part_count = files->count, .idle_s = 300};
     http_reply reply;
     int status = cli_call_raw(c, &call, cli_path("/function/", name, ""), &reply, &e);
-    bool said = print_diagnostics(&reply); /* warnings, where it is taken */
-    /* A limit that was met is told as it is. */
+    bool said = print_diagnostics(&reply); /* also the warnings of a successful build */
+    /* Other errors, such as a limit, keep their own message. */
     if (status && said && e.code == ERR_INVALID)
         err_set(&e, ERR_INVALID, "function %.64s: the code does not compile; nothing has changed",
                 name);
@@ -82,7 +82,7 @@ static int put(cli *c, int argc, char **argv, bool update)
     } else {
         status = upload(c, method, name, &files, &record);
     }
-    if (status == CLI_OK && update) /* the same code again makes no new one */
+    if (status == CLI_OK && update) /* the same code makes no new version */
         printf("function %s is at version %lld\n", name,
                (long long)json_integer_value(json_object_get(record, "version")));
     else if (status == CLI_OK)
@@ -117,7 +117,7 @@ int cmd_function_delete(cli *c, int argc, char **argv)
     return object_act(c, argc, argv, &kind, "DELETE", "", "deleted");
 }
 
-/* The id of the newest job of this function, in `id`; -1 where there is none. */
+/* Finds the ID of the newest job of this function; -1 where there is no job. */
 static int newest_job(const cli *c, const char *function, char *id, size_t size, err *e)
 {
     json_t *rows = NULL, *row;

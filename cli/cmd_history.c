@@ -82,7 +82,8 @@ int cmd_history_delete(cli *c, int argc, char **argv)
     return object_act(c, argc, argv, &kind, "DELETE", "", "deleted");
 }
 
-/* By the jobs and not by the histories, which one that was stopped before it began has none of. */
+/* Takes the list of jobs, not of histories: a job that was stopped before its start has no history.
+ */
 int cmd_history_prune(cli *c, int argc, char **argv)
 {
     return object_prune(c, argc, argv, &kind, "/tasks?state=all", "deleted",

@@ -1,5 +1,5 @@
-/* cmd_infer.c: kubeml infer: samples from npy, IDX or JSON to the trained model, predictions to
- * stdout. */
+/* cmd_infer.c: kubeml infer: sends samples from npy, IDX or JSON files to a trained model, and
+ * prints the predictions. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -19,12 +19,13 @@
 enum {
     DATA_BYTES_MAX = 1 << 30,
     PIECE_BYTES = 1 << 20,
-    /* No further sample behind so many bytes of JSON: the server has room for four such requests,
-     * as it has runtimes, but not for two of the largest. */
+    /* A request gets no further sample after so many bytes of JSON: the server has room for four
+     * such requests, one for each of its runtimes, but not for two of the largest requests. */
     SLICE_BYTES = 2 << 20,
 };
 
-/* JSON has no word for it, so that the server could only say that this is no JSON. */
+/* Sets an error that names the place of a value that is not finite. JSON has no such value, so that
+ * the server could only report invalid JSON. */
 static int not_finite(const array_head *head, uint64_t at, float value, err *e)
 {
     char place[160] = "";
@@ -38,7 +39,7 @@ static int not_finite(const array_head *head, uint64_t at, float value, err *e)
     return err_set(e, ERR_INVALID, "%s at [%s]", isnan(value) ? "NaN" : "an infinite value", place);
 }
 
-/* The numbers [at, at + n) of the array, as nested JSON lists; `dim` is the outermost of them. */
+/* Appends the numbers [at, at + n) of the array as nested JSON lists, from dimension `dim` on. */
 static int append_nested(const array_head *head, const char *numbers, int dim, uint64_t at,
                          uint64_t n, buf *out, err *e)
 {
@@ -60,14 +61,14 @@ static int append_nested(const array_head *head, const char *numbers, int dim, u
     return buf_append(out, "]", 1, e);
 }
 
-/* What there is to be answered: the array of a file, or the text of one that is JSON. */
+/* The samples: the array of a file, or the text of a JSON file. */
 typedef struct samples {
     buf file;
     bool is_array;
     array_head head;
 } samples;
 
-/* One that is packed (.gz) as what is in it; "-" is standard input. */
+/* Reads a file, and unpacks a .gz; "-" is standard input. */
 static int read_whole(const char *path, buf *out, err *e)
 {
     int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC);
@@ -125,11 +126,11 @@ static int read_samples(const char *path, samples *s, err *e)
     return s->head.ndim ? 0 : err_set(e, ERR_INVALID, "%s: a single number, and no samples", path);
 }
 
-/* Which samples a request is to have: as many as there is room for. */
+/* The samples of one request: as many as there is room for. */
 typedef struct slice {
-    uint64_t from, to; /* `to`: behind the last, once they are there */
-    uint64_t most;
-    size_t bytes; /* none begins behind so many */
+    uint64_t from, to; /* [from, to); append_samples sets `to` */
+    uint64_t most;     /* at most so many samples */
+    size_t bytes;      /* no further sample after so many bytes of JSON */
 } slice;
 
 static int append_samples(const samples *s, slice *part, buf *out, err *e)
@@ -187,7 +188,7 @@ static int ask(const cli *c, const buf *body, json_t **answer, err *e)
     return *answer ? 0 : -1;
 }
 
-/* Takes `more`: the answer for the samples behind those that `*all` (NULL: none yet) is for. */
+/* Appends the response for the next samples to `*all` (NULL: no response yet). Takes `more`. */
 static void add_answer(json_t **all, json_t *more)
 {
     static const char *const lists[] = {"predictions", "logits"};
@@ -200,7 +201,7 @@ static void add_answer(json_t **all, json_t *more)
     json_decref(more);
 }
 
-/* What is said of the one where it is not all there is. */
+/* Adds the samples' numbers to the error of a request that has only a part of the samples. */
 static int slice_failed(const slice *part, uint64_t count, err *e)
 {
     if (part->from)
@@ -212,8 +213,10 @@ static int slice_failed(const slice *part, uint64_t count, err *e)
     return -1;
 }
 
-/* In as many requests as it takes. Whether an answer has room for that many is the server's to say,
- * and whether the array is a single sample, of which a part is none: then it goes as a whole. */
+/* Sends the samples in as many requests as needed. If the server reports that a response has no
+ * room (ERR_LIMIT), the next request has half as many samples. If it refuses the first part
+ * (ERR_INVALID), the array may be a single sample, which must go as a whole: the next request has
+ * as much as fits. */
 static int infer_all(const cli *c, const char *id, const char *path, const samples *s, json_t **all,
                      err *e)
 {
@@ -242,7 +245,7 @@ static int infer_all(const cli *c, const char *id, const char *path, const sampl
     return 0;
 }
 
-enum { REAL_DIGITS = 12 }; /* as the platform writes them */
+enum { REAL_DIGITS = 12 }; /* as in the platform's responses */
 
 static void print_predictions(const json_t *answer)
 {

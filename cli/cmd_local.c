@@ -20,7 +20,7 @@ enum {
     UP_DEADLINE_MS = 30000,
     DOWN_DEADLINE_MS = 30000,
     LOG_TAIL_BYTES = 1500,
-    LOG_MAX_BYTES = 16 << 20, /* with which a start goes on */
+    LOG_MAX_BYTES = 16 << 20, /* from this size on a start begins a new log */
 };
 
 static int open_process(pid_t pid)
@@ -36,7 +36,7 @@ static int make_home(char *log_path, size_t size, err *e)
         if (*at != '/')
             continue;
         *at = '\0';
-        mkdir(home, 0755); /* an error shows at the last one */
+        mkdir(home, 0755); /* the last mkdir reports an error */
         *at = '/';
     }
     if (mkdir(home, 0700) && errno != EEXIST)
@@ -48,11 +48,11 @@ static int make_home(char *log_path, size_t size, err *e)
 typedef struct start {
     const char *log_path;
     pid_t pid;
-    int ready_fd;   /* the controller writes its URL there when it answers */
-    off_t log_from; /* what the log held before is of another start */
+    int ready_fd;   /* the controller writes its URL there when it serves */
+    off_t log_from; /* where this start's part of the log begins */
 } start;
 
-/* The child keeps `ready` as --ready-fd names it; nothing else is inherited. */
+/* Executes the controller. It inherits `ready`, which --ready-fd names, and no other descriptor. */
 static void run_controller(char **arguments, int log, int ready)
 {
     setsid();
@@ -66,7 +66,7 @@ static void run_controller(char **arguments, int log, int ready)
     _exit(127);
 }
 
-/* `arguments` has room for two more and the end. */
+/* Starts the controller. `arguments` has room for two more words and the end. */
 static int start_controller(char **arguments, size_t count, start *s, err *e)
 {
     cleanup_close int log = open(s->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -90,7 +90,7 @@ static int start_controller(char **arguments, size_t count, start *s, err *e)
     return 0;
 }
 
-/* What this start wrote into the log, its end. */
+/* Prints the end of this start's part of the log. */
 static void print_log_end(const start *s)
 {
     cleanup_fclose FILE *log = fopen(s->log_path, "rb");
@@ -106,9 +106,9 @@ static void print_log_end(const start *s)
     fputs(text, stderr);
 }
 
-/* Opens the process in the controller's file; *process is -1 where none runs. Its file may be stale
- * and its number somebody else's by now: who it is is looked at behind the descriptor, which goes
- * on meaning this one. */
+/* Opens the process that the controller's pid file names; *process is -1 where no controller runs.
+ * The file may be stale, and another process may have the number by now. So the pidfd is opened
+ * first, which always refers to the same process, and then the process's name is checked. */
 static int open_controller(pid_t *pid, int *process, err *e)
 {
     char path[PATH_MAX + 32], comm_path[64], comm[32] = "";
@@ -124,7 +124,7 @@ static int open_controller(pid_t *pid, int *process, err *e)
         return errno == ESRCH ? 0 : err_set_errno(e, errno, "controller, pid %ld", number);
     snprintf(comm_path, sizeof comm_path, "/proc/%ld/comm", number);
     cleanup_fclose FILE *about = fopen(comm_path, "r");
-    struct pollfd ended = {.fd = *process, .events = POLLIN}; /* nobody has waited for it yet */
+    struct pollfd ended = {.fd = *process, .events = POLLIN}; /* readable for a zombie too */
     if (poll(&ended, 1, 0) > 0 || !about || !fgets(comm, sizeof comm, about) ||
         strncmp(comm, "kubeml-control", 14) != 0) {
         close(*process);
@@ -133,7 +133,7 @@ static int open_controller(pid_t *pid, int *process, err *e)
     return 0;
 }
 
-/* Whose home it is already; false: nobody's that runs. */
+/* Prints that a platform runs in this home already; false: none runs. */
 static bool tell_running(void)
 {
     char path[PATH_MAX + 32], url[256] = "";
@@ -151,7 +151,7 @@ static bool tell_running(void)
     return true;
 }
 
-/* A long log starts anew, with the one before beside it; not one that a controller writes now. */
+/* Renames a long log, so that a new log begins; not while a controller writes it. */
 static void put_log_by(const char *log_path)
 {
     char old[PATH_MAX + 40];
@@ -165,8 +165,8 @@ static void put_log_by(const char *log_path)
         fprintf(stderr, "kubeml: %s cannot be renamed: %s\n", log_path, strerror(errno));
 }
 
-/* Until the controller says where it answers, it ended, or the deadline. Asking its port instead
- * could be answered by another platform that has it already. */
+/* Waits until the controller reports its URL, ends, or the deadline passes. A request to its port
+ * would not do, because another platform may have the port. */
 static int wait_ready(const start *s, char *url, size_t size)
 {
     int64_t deadline = clock_deadline_ms(UP_DEADLINE_MS);
@@ -276,12 +276,13 @@ int cmd_up(cli *c, int argc, char **argv)
     if (status != CLI_OK)
         return status;
     printf("kubeml is up at %s (pid %d); log: %s\n", url, (int)s.pid, log_path);
-    if (strcmp(url, c->url) != 0) /* the next command would ask somebody else */
+    if (strcmp(url, c->url) != 0) /* without it the next command would call another platform */
         printf("export KUBEML_URL=%s\n", url);
     return CLI_OK;
 }
 
-/* Pods outlive a controller that is killed, for the next one to take over. How many there were. */
+/* Ends the pods of a killed controller, which run on so that the next controller may take them
+ * over. Sets *count to their number. */
 static int end_left(long *count, err *e)
 {
     char path[PATH_MAX + 32], program[PATH_MAX + 64], said[24] = "";
@@ -319,7 +320,7 @@ static int end_left(long *count, err *e)
     return err_set(e, ERR_IO, "what is left running in %s cannot be ended", local_home());
 }
 
-/* -1: it does not end. */
+/* Ends the controller and waits for its end; -1: it does not end. */
 static int end_controller(pid_t pid, int process, err *e)
 {
     if (syscall(SYS_pidfd_send_signal, process, SIGTERM, NULL, 0))
@@ -373,7 +374,7 @@ int cmd_status(cli *c, int argc, char **argv)
     } else {
         printf("kubeml %s at %s: %s\n", json_string_value(json_object_get(about, "version")) ?: "?",
                c->url, is_ready ? "ready" : e.message);
-        if (json_object_get(ready, "slots")) /* one that stands by may not know */
+        if (json_object_get(ready, "slots")) /* a standby controller may not know the slots */
             printf("jobs: %lld running, %lld queued; slots: %lld of %lld free\n",
                    number_of(ready, "running"), number_of(ready, "queued"),
                    number_of(ready, "slots_free"), number_of(ready, "slots"));
@@ -398,7 +399,7 @@ int cmd_run(cli *c, int argc, char **argv)
         arguments[i + 1] = argv[i];
     if (c->describe && c->before) {
         free(arguments);
-        return CLI_OK; /* names of files, mostly, which the shell has */
+        return CLI_OK; /* mostly file names, which the shell completes */
     }
     if (c->describe) {
         arguments[2] = describe;

@@ -19,9 +19,8 @@ int cmd_logs(cli *c, int argc, char **argv)
     return cli_print(c, cli_path(object_job.path, id, "/logs"), "text/plain", true, 0);
 }
 
-/* Words come from the table of verbs; a verb's options, and what may stand behind them, from the
- * program itself. bash takes "=" for a word of its own. Where there is nothing to reply it
- * completes names of files. */
+/* Verbs come from the table of verbs; a verb's options and their values come from calls of the
+ * program. bash takes "=" for a word of its own. Without a reply bash completes file names. */
 static const char completion_tail[] =
     "_kubeml() {\n"
     "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb words= option\n"

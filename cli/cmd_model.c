@@ -11,7 +11,7 @@
 typedef struct target {
     fs_output out;
     progress bar;
-    err why; /* of what could not be written */
+    err why; /* a write error */
 } target;
 
 static int write_file(void *context, const char *bytes, size_t len)
@@ -25,7 +25,7 @@ static void show(void *context, uint64_t done, uint64_t total)
     progress_update(&((target *)context)->bar, done, total);
 }
 
-/* A broken download leaves no half model under the name. */
+/* Downloads to a file. A broken download leaves no half model under the name. */
 static int download(const cli *c, const char *path, const char *to, err *e)
 {
     target t = {.why = ERR_INIT};
@@ -57,7 +57,7 @@ int cmd_model_export(cli *c, int argc, char **argv)
                                 &output, NULL, true, false},
                                {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
-    /* Written into, not replaced: the file that it is may have something in it already. */
+    /* Writes to standard output, and does not replace its file, which may have contents already. */
     if (strcmp(output, "-") == 0 || strcmp(output, "/dev/stdout") == 0)
         return cli_print(c, cli_path("/model/", id, "?format=safetensors"), "*/*", false,
                          CLI_BUSY_S);
@@ -67,7 +67,7 @@ int cmd_model_export(cli *c, int argc, char **argv)
     if (download(c, cli_path("/model/", id, npz ? "?format=npz" : "?format=safetensors"), output,
                  &e))
         return cli_fail(&e);
-    /* Where standard output is the model nothing else goes there. */
+    /* The message goes to stderr where standard output is, or may be, the model. */
     struct stat about;
     bool file = stat(output, &about) == 0 && S_ISREG(about.st_mode) && strncmp(output, "/dev/", 5);
     fprintf(file ? stdout : stderr, "model of job %s in %s\n", id, output);

@@ -24,7 +24,7 @@ static const cli_column columns[] = {
     {NULL, NULL, false, NULL, false},
 };
 
-/* For scripts: nothing is said where there are none. */
+/* Prints IDs for scripts; prints nothing if there are no jobs. */
 static int list_ids(const cli *c, const char *path)
 {
     err e = ERR_INIT;
@@ -96,7 +96,7 @@ int cmd_task_prune(cli *c, int argc, char **argv)
     return object_prune(c, argc, argv, &object_job, "/tasks", "stopped", "");
 }
 
-/* The job of that id, or else the function of that name: `kind` is which. */
+/* Explains the job with that ID, or else the function with that name; sets `kind`. */
 static int explanation(const cli *c, const char *id, const char **kind, json_t **why, err *e)
 {
     *kind = "job:";
@@ -107,7 +107,7 @@ static int explanation(const cli *c, const char *id, const char **kind, json_t *
     *kind = "function:";
     if (cli_call(c, "GET", cli_path("/function/", id, "/explain"), NULL, why, e) == 0)
         return 0;
-    /* What no function can be called is none. */
+    /* An invalid name is the name of no function. */
     return e->code == ERR_NOT_FOUND || e->code == ERR_INVALID
                ? err_set(e, ERR_NOT_FOUND, "there is no job and no function \"%.64s\"", id)
                : -1;

@@ -34,11 +34,12 @@ static const cli_column columns[] = {
     {NULL, NULL, false, NULL, false},
 };
 
-/* On a terminal each is in the last one's place. JSON values may follow on each other. */
+/* Separates a table from the last: on a terminal it takes the last table's place. JSON values need
+ * no separator. */
 static void set_apart(const char *format, bool table_follows)
 {
     if (isatty(STDOUT_FILENO))
-        printf("\033[H\033[J"); /* from the top of an empty screen */
+        printf("\033[H\033[J"); /* clears the screen, and goes to its top */
     else if (strcmp(format, "yaml") == 0)
         puts("---");
     else if (table_follows && strcmp(format, "json") != 0)

@@ -1,4 +1,4 @@
-/* cmd_train.c: kubeml train. The table of job_options.h has its flags, but for --watch. */
+/* cmd_train.c: kubeml train. The table of job_options.h has its flags, except --watch. */
 #include <assert.h>
 #include <errno.h>
 #include <signal.h>
@@ -11,7 +11,7 @@
 #include "common/base/json_read.h"
 #include "common/contract/job_options.h"
 
-/* What the command line gives for one option. */
+/* The value of one option on the command line. */
 typedef struct flag_value {
     const char *text;
     long number;
@@ -107,7 +107,7 @@ static json_t *value_json(const job_option *o, const flag_value *v)
     }
 }
 
-/* Only what was given and what a request must have: the platform knows the other defaults. */
+/* Makes the request from the given and required options: the platform has the other defaults. */
 static json_t *body_json(const flag_value *values, err *e)
 {
     json_t *body = json_object();
@@ -130,7 +130,8 @@ static json_t *body_json(const flag_value *values, err *e)
 
 /* ---- a file of weights ----------------------------------------------------------------------- */
 
-/* Whether --init names a file: what looks like a path or is one. Ids look like neither. */
+/* Whether --init names a file: a text that looks like a path, or is the path of a file. IDs do not
+ * look like paths. */
 static bool is_file(const char *init)
 {
     size_t len = strlen(init), tail = strlen(".safetensors");
@@ -138,7 +139,7 @@ static bool is_file(const char *init)
            (len > tail && strcmp(init + len - tail, ".safetensors") == 0);
 }
 
-/* Uploads a file of weights as a model of the platform, whose id becomes the request's `init`. */
+/* Uploads a file of weights as a model of the platform; its ID becomes the request's `init`. */
 static int upload_init(const cli *c, const char *file, json_t *body, char *id, size_t size, err *e)
 {
     http_part part;
@@ -165,15 +166,15 @@ static int upload_init(const cli *c, const char *file, json_t *body, char *id, s
     if (given) {
         snprintf(id, size, "%s", given);
         json_object_set_new(body, "init", json_string(id));
-        /* The job names its model by this id when the model is at fault. */
+        /* The job's errors name the model by this ID. */
         fprintf(stderr, "%s is uploaded as model %s\n", file, id);
     }
     json_decref(answer);
     return given ? 0 : -1;
 }
 
-/* The job was refused, and nothing else knows of what was uploaded for it. Where no answer came
- * there may be a job all the same. */
+/* Deletes the model that was uploaded for a refused job. If no response came, a job with the model
+ * may exist: the model stays. */
 static void take_back(const cli *c, const char *uploaded, const err *why)
 {
     err ignored = ERR_INIT;
@@ -181,7 +182,7 @@ static void take_back(const cli *c, const char *uploaded, const err *why)
         cli_call(c, "DELETE", cli_path("/model/", uploaded, ""), NULL, NULL, &ignored);
 }
 
-/* A request whose answer was lost may have been taken. */
+/* Prints the error, with a hint if the response was lost: the job may exist. */
 static int fail_train(const err *e)
 {
     bool lost = e->code == ERR_TIMEOUT ? e->os_errno != ETIMEDOUT
@@ -194,13 +195,13 @@ static int fail_train(const err *e)
 
 static char runs_on[512];
 
-/* ^C ends the watching alone, which is not what everybody means by it. */
+/* Prints after ^C that the job runs on: ^C ends the watching only, which users may not expect. */
 static void tell_runs_on(int number)
 {
     ssize_t ignored = write(STDERR_FILENO, runs_on, strlen(runs_on));
     (void)ignored;
     signal(number, SIG_DFL);
-    raise(number); /* when this returns */
+    raise(number); /* takes effect when this handler returns */
 }
 
 static int watch_trained(const cli *c, const char *id)
@@ -215,7 +216,7 @@ static int watch_trained(const cli *c, const char *id)
     return watch_job(c, id, false, 0);
 }
 
-/* Asks for the job and stores its id. */
+/* Submits the job and stores its ID. */
 static int submit(const cli *c, const json_t *body, char *id, size_t size, err *e)
 {
     json_t *answer = NULL;
@@ -247,7 +248,7 @@ int cmd_train(cli *c, int argc, char **argv)
     flag_value *init = &values[job_option_find(IN_REQUEST, "init") - job_options];
     const char *file = init->seen && is_file(init->text) ? init->text : NULL;
     if (file)
-        init->seen = false; /* its id as a model is put into the request instead */
+        init->seen = false; /* upload_init puts the uploaded model's ID into the request instead */
     cleanup_json json_t *body = body_json(values, &e);
     if (!body || (file && upload_init(c, file, body, uploaded, sizeof uploaded, &e)))
         return cli_fail(&e);

@@ -28,7 +28,7 @@ static json_t *number_json(const job_option *o, double x)
     return o->kind == VALUE_REAL ? json_real(x) : json_integer((json_int_t)x);
 }
 
-/* Where there is a range: a default outside it means that there is none. */
+/* Adds range and default, if the option has a range. A default outside the range means: none. */
 static void put_range(json_t *row, const job_option *o)
 {
     bool real = o->kind == VALUE_REAL;
@@ -90,7 +90,7 @@ static json_t *row_json(const job_option *o)
     return row;
 }
 
-/* In the order of the help: by group. Rows without a flag come with the first. */
+/* The rows in the order of the help, by group. Rows without a flag are in the first group. */
 static json_t *job_options_json(void)
 {
     json_t *rows = json_array();

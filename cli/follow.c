@@ -1,12 +1,12 @@
-/* follow.c: kubeml logs -f: a job's log until the job ends, whatever becomes of its controller.
+/* follow.c: kubeml logs -f: prints a job's log until the job ends, across controllers' restarts.
  *
- * A stream ends with its controller, well or not, and every stream begins with all there is. So it
- * is read again, and what was told before is passed over (log_seen.h); the job's state is asked for
- * before each reading, and the one that begins when the job has ended is the last. Who told of it
- * may be gone before it gives the log: it is asked for again as a stream is that was there.
+ * A stream ends with its controller, and every stream begins with the whole log. So the log is read
+ * again, and old lines are skipped (log_seen.h). Before each reading the job's state is read: a
+ * reading that begins after the job's end is the last. The controller that gave the state may be
+ * gone before it sends the log: the log is then requested again, as a stream that has begun.
  *
- * A log may rightly be silent for hours. Where it is, the job is asked for meanwhile: who does not
- * tell of it gives no log either. */
+ * A log may be silent for hours. Then the job's state is read from time to time: a platform that
+ * does not send it sends no log either. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,10 +19,11 @@
 
 enum {
     LINE_BYTES_MAX = 64 << 20,
-    /* Of a log that was never given, by who had just told of its job: the first may have lost its
-     * leader in between, the second means it. */
-    BUILD_FAILURES_MAX = 2,
-    LASTS_MS = 5000, /* a reading that took so long was no try in vain */
+    /* How many responses 503 end the following of a log that never came, although the job's state
+     * came just before: the first controller may have stopped leading in between, the second
+     * response is final. */
+    UNAVAILABLE_MAX = 2,
+    LASTS_MS = 5000, /* a reading that lasted so long shows that the platform is there */
 };
 
 typedef struct follow {
@@ -30,13 +31,13 @@ typedef struct follow {
     const char *id;
     write_behind *output;
     log_seen *seen;
-    buf in; /* the line that is still to come in whole, and what comes with it */
+    buf in; /* bytes received: an incomplete line, and the bytes that complete it */
     cli_stream stream;
-    int64_t silent_ms; /* since when this reading brings nothing */
-    err why;           /* it is over, by what was received, or that nothing was */
+    int64_t silent_ms; /* when this reading last brought bytes, or the job's state */
+    err why;           /* ended this reading: no room for a line, or the platform is silent */
 } follow;
 
-/* What is between the two goes on as one piece. */
+/* Writes the bytes [from, to) in one piece; non-zero: nobody reads any more. */
 static int give(follow *f, const char *from, const char *to)
 {
     int over = to > from && write_behind_take(f->output, from, (size_t)(to - from));
@@ -71,7 +72,7 @@ static bool is_unread(void *context)
     return write_behind_over(((follow *)context)->output);
 }
 
-/* Whether the platform tells of the job, while its log says nothing. */
+/* Whether the platform still sends the job's state, while the log is silent. */
 static bool is_there(follow *f)
 {
     http_call call = {.method = "GET", .over = is_unread, .context = f};
@@ -91,7 +92,7 @@ static bool is_over(void *context)
     return is_unread(f) || (silent && !is_there(f));
 }
 
-/* One reading. *last: the job had ended before it. */
+/* Reads the log once. *last: the job had ended before this reading. */
 static int read_all(follow *f, bool *last, long *status, err *e)
 {
     cleanup_json json_t *task = NULL;
@@ -131,7 +132,7 @@ static int read_on(follow *f, err *e)
             return 0;
         streamed |= status == 200;
         refusals += status == 503;
-        if (refusals == BUILD_FAILURES_MAX && !streamed)
+        if (refusals == UNAVAILABLE_MAX && !streamed)
             break;
     } while (cli_again(&f->stream, status, e));
     if (e->code == ERR_NONE)

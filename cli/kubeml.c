@@ -67,7 +67,7 @@ static void help_last(int argc, char **argv)
     argv[argc - 1] = help;
 }
 
-/* The first KubeML's short name. */
+/* Replaces `fn`, the first KubeML's short name, by `function`. */
 static void name_whole(char **word)
 {
     static char function[] = "function";
@@ -101,8 +101,8 @@ static bool is_local(const cli_verb *v)
     return false;
 }
 
-/* What could not be written (a full disk, a closed pipe) is a failure, not a success. Of a pipe its
- * reader knows. */
+/* Turns a success into a failure if standard output could not be written (a full disk, a closed
+ * pipe). Prints nothing about a closed pipe, because its reader knows. */
 static int ended(int status)
 {
     errno = 0;
@@ -123,11 +123,11 @@ int main(int argc, char **argv)
     cli c = {.url = url && *url ? url : "http://127.0.0.1:10100", .token = getenv("KUBEML_TOKEN"),
              .cluster = &cluster};
     if (argc > 1 && strcmp(argv[1], "__options") == 0) {
-        c.describe = true; /* for the shell completion: the options of the verb that follows */
+        c.describe = true; /* for the shell completion: prints the options of the given verb */
         argv++;
         argc--;
     } else if (argc > 2 && strcmp(argv[1], "__names") == 0) {
-        c.describe = true; /* what may come behind the last word of the line that follows it */
+        c.describe = true; /* prints the words that may follow argv[2], the line's last word */
         c.before = argv[2];
         argv += 2;
         argc -= 2;

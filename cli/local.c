@@ -1,4 +1,4 @@
-/* local.c: where the platform on this machine lives. */
+/* local.c: the home folder and the programs of the platform on this machine. */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>

@@ -11,21 +11,21 @@ enum { LABEL_BYTES = 32, TIME_BYTES = 25 }; /* 2026-11-27T12:40:28.349Z */
 
 typedef struct place {
     uint64_t bytes;
-    char time[TIME_BYTES]; /* of the last line that has one */
-    uint64_t lines;        /* since that one, it among them */
+    char time[TIME_BYTES]; /* of the last line with a time */
+    uint64_t lines;        /* from the first line with that time on */
 } place;
 
 typedef struct process {
     char label[LABEL_BYTES];
     place at, seen;
-    bool caught_up; /* all that comes of it in this reading is new */
+    bool caught_up; /* all further lines in this reading are new */
     struct process *next;
 } process;
 
 struct log_seen {
     process *processes;
-    bool again;   /* something was read before */
-    bool by_time; /* in this reading bytes say nothing any more */
+    bool again;   /* there was an earlier reading with lines */
+    bool by_time; /* bytes cannot be compared any more in this reading */
 };
 
 log_seen *log_seen_open(err *e)
@@ -74,7 +74,7 @@ static bool is_text(const char *line, size_t len, const char *text)
     return len == strlen(text) && memcmp(line, text, len) == 0;
 }
 
-/* What a line says is left out in its place; 0: nothing. */
+/* The number of bytes that a line reports as left out in its place; 0: it is another line. */
 static uint64_t left_out(const char *line, size_t len)
 {
     char text[96], same[96];
@@ -110,7 +110,7 @@ bool log_seen_is_new(log_seen *s, const char *line, size_t len)
 {
     const char *bar = memchr(line, '|', len < LABEL_BYTES ? len : LABEL_BYTES - 1);
     process *p = bar && *line != '(' ? find(s, line, (size_t)(bar - line)) : NULL;
-    if (!p) { /* "(the log of before is left out here: ...)", before all others */
+    if (!p) { /* "(the log of before is left out here: ...)", before all other lines */
         s->by_time = true;
         return !s->again;
     }

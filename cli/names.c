@@ -1,7 +1,7 @@
-/* names.c: what may stand at a place of the command line, a word a line, for the shell completion:
- * words that an option may be, and what the platform has by that name.
+/* names.c: prints the words that may stand at a place of the command line, a word a line, for the
+ * shell completion: an option's words, and names and IDs from the platform.
  *
- * Somebody waits at a prompt: it takes NAMES_S at most, and says nothing of what is wrong. */
+ * The user waits at a prompt: printing takes NAMES_S at most, and errors are not printed. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,10 +12,10 @@
 
 enum { NAMES_S = 2, CONNECT_MS = 500 };
 
-/* Options whose value is not just any text, beside those of the table of job_options.h. */
+/* Options with known values, besides the options of the table of job_options.h. */
 static const struct {
-    const char *option, *words; /* or, NULL: */
-    const char *path;           /* what is in that list */
+    const char *option, *words; /* words NULL: the values are the rows of the list at `path` */
+    const char *path;
 } sources[] = {
     {"layout", "auto chw hwc", NULL},
     {"stem", "auto cifar imagenet", NULL},
@@ -37,7 +37,7 @@ static void print_words(const char *words)
     }
 }
 
-/* bash expands what it is to choose from, and what is no name here may be anything. */
+/* Whether a word is safe: bash expands the words that it gets, so only plain characters pass. */
 static bool is_plain(const char *name)
 {
     for (; name && *name; name++)
@@ -46,7 +46,7 @@ static bool is_plain(const char *name)
     return name;
 }
 
-/* The first page of that list. */
+/* Prints the names or IDs on the first page of a list. */
 static void print_list(const cli *c, const char *path)
 {
     http_call call = {.method = "GET", .connect_ms = CONNECT_MS, .total_ms = NAMES_S * 1000};
@@ -65,7 +65,7 @@ static void print_list(const cli *c, const char *path)
     json_decref(rows);
 }
 
-/* NULL: there is no such thing by that name, or that is to be new. */
+/* The list of the verb's objects; NULL: the verb has no list, or creates a new object. */
 static const char *list_of_verb(const cli_verb *v)
 {
     const char *space = strchr(v->name, ' ');
@@ -108,7 +108,7 @@ static void print_arguments(const cli *c)
         puts("bash");
 }
 
-/* The option that `word` is the name of, and that wants a value; NULL. */
+/* The option that `word` names, if it wants a value; else NULL. */
 static const cli_option *asking(const cli_option *options, const char *word)
 {
     for (const cli_option *o = options; o->name; o++) {
@@ -120,7 +120,7 @@ static const cli_option *asking(const cli_option *options, const char *word)
     return NULL;
 }
 
-/* bash makes of --name=x three words. */
+/* Counts the positional arguments. bash splits --name=x into three words. */
 static int count_arguments(const cli_option *options, int argc, char **argv)
 {
     int count = 0;

@@ -1,4 +1,4 @@
-/* objects.c: what every kind of thing with a name or an id has: list, get, delete and the like. */
+/* objects.c: verbs of all kinds of objects with a name or an ID: list, get, delete, ... */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -85,7 +85,7 @@ static void keep_of_user(json_t *rows, const char *user)
     }
 }
 
-/* What is lost is lost for all users: somebody at a terminal is told how much it is, and asked. */
+/* Asks at the terminal, with the numbers of jobs and users, because the loss concerns all users. */
 static bool is_wanted(const json_t *rows, const char *done, const char *with)
 {
     char answer[16] = "", of[48] = "";
@@ -96,7 +96,7 @@ static bool is_wanted(const json_t *rows, const char *done, const char *with)
         json_object_set_new(users, user ?: "", json_true());
     }
     size_t whose = json_object_size(users);
-    if (whose > 1 || !json_object_get(users, "")) /* without tokens nobody has a name */
+    if (whose > 1 || !json_object_get(users, "")) /* without tokens users have no names */
         snprintf(of, sizeof of, " of %zu user%s", whose, whose == 1 ? "" : "s");
     json_decref(users);
     fprintf(stderr, "%zu job%s%s will be %s%s: go on? (y/N) ", count, count == 1 ? "" : "s", of,
@@ -134,7 +134,7 @@ int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const c
         return CLI_FAILED;
     }
     int status = CLI_OK;
-    bool any = false; /* was there, and is gone or told of */
+    bool any = false; /* an object was deleted, or its conflict was printed */
     json_array_foreach (rows, i, row) {
         const char *id = json_string_value(json_object_get(row, "id"));
         if (cli_call(c, "DELETE", cli_path(kind->path, id, ""), NULL, NULL, &e) == 0) {

@@ -10,8 +10,8 @@
 
 #include "cli.h"
 
-enum { LONG_FIRST = 256 }; /* as getopt_long's: a long option; below it are letters */
-enum { HELP_FROM = 32 };   /* the column of what an option does */
+enum { LONG_FIRST = 256 }; /* getopt_long's values of long options; letters are below */
+enum { HELP_FROM = 32 };   /* the column of an option's help */
 
 const char *cli_placeholder(const cli_option *o)
 {
@@ -27,7 +27,7 @@ static void print_option(const cli_option *o)
                          : snprintf(left, sizeof left, "      --%s", o->name);
     if (o->kind != OPTION_FLAG)
         snprintf(left + used, sizeof left - (size_t)used, " %s", cli_placeholder(o));
-    /* Below it where it is too long to stand beside it. */
+    /* Puts the help below a long option, beside a short option. */
     bool beside = strlen(left) <= HELP_FROM;
     printf("%s%s%*s %s%s\n", left, beside ? "" : "\n",
            beside ? HELP_FROM - (int)strlen(left) : HELP_FROM, "", o->help,
@@ -69,7 +69,7 @@ static bool is_one_of(const char *word, const char *words)
     return false;
 }
 
-/* 0, or CLI_USAGE + 1 with the complaint printed. */
+/* Stores an option's value: 0, or CLI_USAGE + 1 with an error printed. */
 static int store_value(const cli *c, const cli_option *o, const char *text)
 {
     char *end = NULL;
@@ -120,7 +120,7 @@ static int check_required(const cli *c, const cli_option *options, const bool *g
     return 0;
 }
 
-/* What getopt_long would not take: of several letters in a word the one that was wrong. */
+/* Prints what getopt_long refused: in a word of several letters, the wrong letter. */
 static int refuse(const cli *c, const cli_option *options, int got, char **argv)
 {
     const char *wants = got == ':' ? "wants a" : "takes no";
@@ -128,11 +128,12 @@ static int refuse(const cli *c, const cli_option *options, int got, char **argv)
         return cli_usage(c, "--%s %s value", options[optopt - LONG_FIRST].name, wants);
     if (got == ':')
         return cli_usage(c, "-%c %s value", optopt, wants);
-    if (optopt == 'h') /* no letter is left out that there is */
+    if (optopt == 'h') /* --help=VALUE: the letter -h itself is never refused */
         return cli_usage(c, "--help %s value", wants);
     if (optopt > ' ' && optopt < 127)
         return cli_usage(c, "no option -%c", optopt);
-    /* A long one; or the first byte of a letter, with others of its word to come. */
+    /* A long option, or the first byte of a non-ASCII letter, after which bytes of its word are
+     * still to come. */
     const char *next = argv[optind];
     bool to_come = optopt && next && next[0] == '-' && strchr(next, optopt);
     const char *word = to_come ? next : argv[optind - 1];

@@ -24,10 +24,10 @@ const json_t *output_at(const json_t *value, const char *path)
     return value;
 }
 
-/* ---- what code said -------------------------------------------------------------------------- */
+/* ---- text from user code --------------------------------------------------------------------- */
 
-/* The length of the character where a terminal takes it for a command, of U+0080 to U+009F two
- * bytes; 0: it is none. */
+/* The length of a control character, which a terminal may obey: 1, or 2 bytes for U+0080 to U+009F;
+ * 0: another character. */
 static size_t control_bytes(const unsigned char *c, size_t len)
 {
     if (*c < 0x20 || *c == 0x7f)
@@ -66,7 +66,8 @@ void output_line(const char *title, const char *text)
     putchar('\n');
 }
 
-/* How much of it is a colour, which ends with `m`; 0: none, and of what may become one -1. */
+/* The length of a colour's escape sequence, which ends with `m`; 0: no colour; -1: more bytes are
+ * needed to decide. */
 static int colour_bytes(const char *at, size_t len)
 {
     size_t i = 2;
@@ -183,7 +184,7 @@ int output_rows(const json_t *rows, const cli_column *columns, const char *forma
     return CLI_OK;
 }
 
-/* The shortest text that is read back as the same number, and as a real one. */
+/* The shortest text that reads back as the same number, and as a real number. */
 static const char *real_text(double number, char out[DECIMAL_BYTES])
 {
     if (!strpbrk(decimal_text(number, out), ".eE"))
@@ -207,8 +208,8 @@ static int emit_scalar(yaml_emitter_t *emitter, const char *text, bool quoted)
     return emit(emitter, &event);
 }
 
-/* Whether a plain scalar would be read as something else than this text: by YAML 1.1, which most
- * still read, a time as 2026-11-21T20:56:38Z is no string, nor are 1:30, 1_000 and 0b1. */
+/* Whether a plain scalar would not be read back as this string. In YAML 1.1, which most parsers
+ * still read, a time such as 2026-11-21T20:56:38Z is no string, nor are 1:30, 1_000 and 0b1. */
 static bool needs_quotes(const char *text)
 {
     static const char *const words[] = {"",      "~",     "null", "true", "false", "yes",
@@ -223,7 +224,7 @@ static bool needs_quotes(const char *text)
                             text[strspn(text, "0123456789+-._: \tbeoxtzBEOXTZ")] == '\0');
 }
 
-/* With a point, without which YAML 1.1 takes 1e-05 for a word. */
+/* Adds a point to the number, because YAML 1.1 takes 1e-05 for a string. */
 static const char *yaml_real_text(double number, char out[DECIMAL_BYTES])
 {
     const char *e = strchr(real_text(number, out), 'e');
@@ -302,7 +303,7 @@ static void print_yaml(const json_t *value)
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-/* An array that stands on one line: of scalars alone, or short and without objects. */
+/* Whether an array goes on one line: it has scalars only, or is short and without objects. */
 static bool is_flat(const json_t *array)
 {
     bool scalars = true;
@@ -332,8 +333,8 @@ static void print_scalar(const json_t *value)
     }
 }
 
-/* As everybody indents it, but a row of numbers on one line and each number as short as it can be
- * without becoming another one. */
+/* Prints indented JSON, but an array of numbers on one line, and each number with as few digits as
+ * read back as the same number. */
 static void print_json(const json_t *value, int depth)
 {
     const char *key;
@@ -432,7 +433,7 @@ void output_epoch(int number, json_t *const value[EPOCH_VALUES])
         if (!json_is_number(value[k]))
             printf(" %*s", width, "-");
         else if (snprintf(NULL, 0, "%.*f", epoch_columns[k].decimals, v) > width)
-            printf(" %*.4g", width, v); /* a loss that has grown out of its column */
+            printf(" %*.4g", width, v); /* a loss too large for its column */
         else
             printf(" %*.*f", width, epoch_columns[k].decimals, v);
     }

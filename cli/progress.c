@@ -1,5 +1,5 @@
-/* progress.c: a bar on stderr, while that is a terminal. Its line is shorter than the terminal is
- * wide: of one that wraps a redraw takes back the last piece alone. */
+/* progress.c: draws a bar on stderr if that is a terminal. The line is shorter than the terminal's
+ * width: of a line that wraps, a redraw would erase only the last piece. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -23,8 +23,8 @@ static int terminal_columns(void)
                                                                        : COLUMNS_UNKNOWN;
 }
 
-/* Bytes of the first `most` characters of UTF-8, or of all of them; *columns: how many those are.
- */
+/* Bytes of the first `most` characters of UTF-8, or of the whole text; *columns: the number of
+ * these characters. */
 static int take_columns(const char *text, int most, int *columns)
 {
     int bytes = 0;
@@ -37,8 +37,8 @@ static int take_columns(const char *text, int most, int *columns)
     return bytes;
 }
 
-/* `room` columns: without the rate if need be, then without the amount, then without cells, and at
- * last with less of the label. */
+/* Draws the bar in `room` columns. If they are too few, drops first the rate, then the amount, then
+ * the cells, and at last a part of the label. */
 static void draw(const char *label, int room, int percent, const char *amount, const char *rate)
 {
     char tail[TAIL_BYTES];

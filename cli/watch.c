@@ -1,9 +1,9 @@
 /* watch.c: follows a job through its server-sent events.
  *
- * The stream is read again from where it broke (Last-Event-ID is not needed: every stream begins
- * with all that happened), so that a controller's restart does not end a watch. Where nothing
- * happens it brings a comment every 15 s: one that is silent for HTTP_IDLE_S is broken, too, and
- * nobody is there where that goes on for CLI_SILENT_S. */
+ * A broken stream is requested again, so that a controller's restart does not end a watch. Every
+ * stream begins with all past events, so that Last-Event-ID is not needed. An idle stream brings a
+ * comment every 15 s: a stream that is silent for HTTP_IDLE_S is broken, and the watch ends after
+ * CLI_SILENT_S of silence. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +21,8 @@ typedef struct watcher {
     int status;
     int last_epoch;
     int64_t deadline_ms;
-    char said[512]; /* the last waiting reason printed */
-    err unwritten;  /* of a line of the table: nobody reads it any more, mostly */
+    char said[512]; /* the last printed line on the job's state */
+    err unwritten;  /* a line of the table could not be written: mostly, the reader is gone */
     buf in;
 } watcher;
 
@@ -66,8 +66,8 @@ static void on_state(watcher *w, const json_t *task)
     if (w->ended)
         w->status = succeeded ? CLI_OK : CLI_FAILED;
     char text[512];
-    /* While all goes well the message says everything; else the reason's name is what to look
-     * up, unless it says no more than the state does: Cancelled. */
+    /* A problem's reason is shown with its message, because users look the reason up, unless it
+     * repeats the state (Cancelled). Otherwise the message is enough. */
     bool well = succeeded || strcmp(state, "running") == 0 || strcmp(state, "starting") == 0;
     bool named = !well && reason && *reason && strcasecmp(reason, state) != 0;
     snprintf(text, sizeof text, "%s%s%s%s%s", state, named ? ": " : "", named ? reason : "",
@@ -79,7 +79,7 @@ static void on_state(watcher *w, const json_t *task)
     fputc('\n', stderr);
 }
 
-/* One event: its lines, NUL-terminated. */
+/* Handles one event; `text` has its lines, NUL-terminated. */
 static void on_event(watcher *w, char *text)
 {
     char *name = NULL, *data = NULL, *rest = NULL;

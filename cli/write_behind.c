@@ -1,8 +1,8 @@
-/* write_behind.c: standard output, written by a thread of its own while more is received.
+/* write_behind.c: writes standard output in a thread of its own while more is received.
  *
- * A pager takes a screen and then nothing while somebody reads; a server takes a client that takes
- * nothing for a minute for dead. So what has come waits here: up to WAITING_MAX bytes, which is as
- * much as the longest log, and as much again in the thread's hands. */
+ * A pager reads one screen, and then nothing while the user reads; a server takes a client that
+ * reads nothing for a minute for dead. So received bytes wait here: up to WAITING_MAX, the size of
+ * the longest log, and as many again in the thread. */
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -17,15 +17,16 @@ enum { WAITING_MAX = 128 << 20 };
 
 struct write_behind {
     pthread_t thread;
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the following fields */
     pthread_cond_t changed;
     buf waiting;
     bool over;
     bool shown; /* a log, on a terminal */
-    err why; /* of the output; nothing is written after it */
+    err why; /* error of the output; ends the writing */
 };
 
-/* Needs the lock. Of a log on a terminal the last block's end may still be there: it goes on. */
+/* Moves the waiting bytes to `taken`, which may still have the end of a log's last piece. Needs the
+ * lock. */
 static void take_waiting(write_behind *w, buf *taken)
 {
     if (taken->len) {

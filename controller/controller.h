@@ -3,19 +3,19 @@
  * kubeml-controller.c     options, start, signals, end
  * controller_options.c    the command line
  * metrics_controller.c    the families of /metrics
- * sweeper.c               what dead writers left in the store
+ * sweeper.c               removes what dead writers left in the store
  * api/                    the API: one file a resource; handlers run in HTTP workers
  * functions/              functions: versions by digest, compiled once
- * jobs/                   the one thread that owns jobs, pods and the connections to them
+ * jobs/                   the job manager, the thread that owns jobs, pods and connections
  * job/                    the pure machine of all jobs
  * cluster/, kube/         how pods are started and watched; Kubernetes
  * operator/               TrainJobs, Functions and Datasets of Kubernetes
  * ha/                     several controllers, of which one leads; whether the store answers
  *
- * A group of these files has headers of its own. This one includes none of them, so that each group
- * can include it.
+ * Each group of these files has headers of its own. This header includes none of them, so that each
+ * group can include it.
  *
- * Handlers work against the store by themselves and ask the owner (job_manager_run) for whatever is
+ * Handlers use the store by themselves, and ask the job manager (job_manager_run) for everything
  * about jobs and pods. */
 #ifndef KUBEML_CONTROLLER_H
 #define KUBEML_CONTROLLER_H
@@ -36,8 +36,8 @@ enum {
     CONTROLLER_CODE_BYTES_MAX = BUILDER_SOURCE_BYTES_MAX + (1 << 20), /* a function's upload */
     CONTROLLER_VERSIONS_MAX = 1000,                                   /* of one function */
     CONTROLLER_LOG_BYTES_MAX = 4 << 20,                               /* kept of one pod's log */
-    /* Of a disk that uploads share (scratch_max): from there on the kubelet evicts pods, images'
-     * file system included. */
+    /* Free on a disk that uploads share (scratch_max): below this the kubelet evicts pods, also for
+     * the images' file system. */
     CONTROLLER_DISK_KEPT_PERCENT = 15,
 };
 #define CONTROLLER_UPLOAD_BYTES_MAX ((uint64_t)64 << 30)
@@ -51,19 +51,19 @@ typedef struct controller_config {
     char host[128];
     uint16_t port;
     int slots;
-    int pool_functions, pool_ps; /* warm ones to keep */
+    int pool_functions, pool_ps; /* warm pods to keep */
     uint64_t function_memory;    /* address space of a function; 0: no limit */
-    uint64_t scratch_max;        /* of the disk, for uploads on their way in; 0: the disk is ours */
-    /* auto: those that answer, where the CUDA engine was built */
+    uint64_t scratch_max;        /* of the disk, for uploads on their way in; 0: no limit */
+    /* auto: the GPUs that answer, where the CUDA engine was built */
     enum { GPUS_AUTO, GPUS_ALL, GPUS_NONE } gpus;
     gpu_policy gpu_policy;
     tokens *tokens;              /* NULL: the API asks for none */
     const char *cluster;         /* "local", or "kubernetes" with: */
-    const char *pods_file;       /* pod templates, kube_pods.h */
+    const char *pods_file;       /* pod templates (kube_pods.h) */
     const char *context;         /* of the kubeconfig; NULL: in a pod its service account */
-    const char *builder_url;     /* of a kubeml-builder; NULL: compiled here */
+    const char *builder_url;     /* of a kubeml-builder; NULL: code is compiled here */
     char *builder_token;
-    char pool_token_file[PATH_MAX / 4]; /* what warm pods know; "": made in HOME/run */
+    char pool_token_file[PATH_MAX / 4]; /* of the token that warm pods know; "": made in HOME/run */
 } controller_config;
 
 typedef struct job_manager job_manager;
@@ -93,11 +93,11 @@ typedef struct controller {
     builder_config builder;
     controller_metrics metrics;
     int64_t started_wall_ms;
-    spool_disk uploads;     /* what they have, where config.scratch_max says how much that may be */
-    leader *_Atomic leader; /* NULL: it is the only one, or has not asked yet */
-    atomic_bool leads; /* `owner` is there; it may not be touched before */
-    atomic_int unseen; /* why no TrainJob is looked at, an err_code; ERR_NONE: they are */
-    atomic_bool no_users; /* the database lets none be made for jobs */
+    spool_disk uploads;     /* bytes in use, where config.scratch_max limits them */
+    leader *_Atomic leader; /* NULL: the only controller, or none has been started yet */
+    atomic_bool leads; /* `job_manager` is set; no thread may use it before */
+    atomic_int unseen; /* why TrainJobs are not looked at, an err_code; ERR_NONE: they are */
+    atomic_bool no_users; /* the database makes no users for jobs */
     atomic_int lacking;   /* kinds of custom resources whose CRD lacks fields (kube_status.h) */
 } controller;
 

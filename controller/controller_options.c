@@ -14,7 +14,7 @@
 #include "common/base/version.h"
 
 enum {
-    SLOTS_MIN = 4, /* the default is the number of cores, but four functions always fit */
+    SLOTS_MIN = 4, /* the default is the number of cores, but at least four functions */
     SLOTS_MAX = 1024,
     POOL_FUNCTIONS = 4, /* defaults of the pool's floor */
     POOL_PS = 1,
@@ -69,7 +69,7 @@ static int parse_number(const char *text, long long low, long long high, long lo
     return 0;
 }
 
-/* As Kubernetes writes quantities. */
+/* Parses a size as Kubernetes writes quantities. */
 static int parse_size(const char *text, uint64_t *out, const char *name)
 {
     static const struct {
@@ -121,7 +121,7 @@ static int parse_listen(const char *text, controller_config *c)
     return 0;
 }
 
-/* Of the builder: the first line. */
+/* Reads the builder's token: the first line. */
 static int read_token(const char *path, char **out)
 {
     cleanup_buf buf text;
@@ -139,7 +139,7 @@ static int read_token(const char *path, char **out)
     return *out ? 0 : -1;
 }
 
-/* Callers': a list as in tokens.h. */
+/* Adds callers' tokens, a list as in tokens.h. */
 static int read_tokens(const char *path, tokens **out)
 {
     cleanup_buf buf text;
@@ -258,7 +258,8 @@ static int set_option(controller_config *c, controller_options *o, int option, c
     }
 }
 
-/* Pods run elsewhere, and are told of paths in it. `path` has room for `bytes`. */
+/* Makes a path absolute, since pods run in other folders and receive it. `path` has room for
+ * `bytes`. */
 static int make_absolute(char *path, size_t bytes, const char *name)
 {
     cleanup_free char *here = *path == '/' ? NULL : getcwd(NULL, 0), *whole = NULL;

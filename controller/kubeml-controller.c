@@ -1,18 +1,16 @@
 /* kubeml-controller.c: the program: start, signals, end; its options: controller_options.h.
  *
- * HOME holds everything: `store/` (records, blobs, datasets), and `run/`, which is about the
- * present:
- *   run/controller.lock held while a controller runs; a second one on the same HOME ends with an
- *   error
+ * HOME holds everything: `store/` (records, blobs, datasets), and `run/`, the present state:
+ *   run/controller.lock  held while a controller runs; a second controller on this HOME fails
  *   run/controller.pid   its pid; written when the API answers, removed at the end
- *   run/controller.url   where the API answers, written just before; for whoever asked for port 0
+ *   run/controller.url   the API's address, written just before; for callers that asked for port 0
  *   run/pool-token, run/pods/  see cluster_local.h
- * Whoever starts it in the background waits for controller.pid, or gives --ready-fd: one line, the
- * URL, is written to that descriptor when the API answers, and it is closed.
+ * A caller that starts it in the background waits for controller.pid, or gives --ready-fd: when the
+ * API answers, the controller writes the URL as one line to that descriptor and closes it.
  *
- * SIGTERM and SIGINT: no new requests, all pods are stopped, nothing is left running; jobs stay in
- * their records and go on at the next start. kill -9: pods go on and are adopted at the next start.
- * Exit status: 0 after a signal, 1 when it cannot start, 2 for wrong usage. */
+ * SIGTERM and SIGINT: accepts no new requests and stops all pods, so that nothing is left running;
+ * jobs stay in their records and go on at the next start. kill -9: pods go on and are adopted at
+ * the next start. Exit status: 0 after a signal, 1 when it cannot start, 2 for wrong usage. */
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -46,7 +44,7 @@
 
 enum {
     DESCRIPTORS = 16384,
-    REAP_S = 5, /* how often idle runtimes of /infer are looked for */
+    REAP_S = 5, /* how often to look for idle runtimes of /infer */
     STOP_REQUESTS_MS = 3000,
     LOCK_MS = 2000,
     LOST_LOOK_MS = 250, /* how soon a lost lease is noticed */
@@ -54,15 +52,15 @@ enum {
 
 typedef struct program {
     controller controller;
-    operator* mirror; /* NULL but on Kubernetes */
+    operator *operator; /* NULL but on Kubernetes */
     sweeper *sweeper;
     kube_config lease_access;
     controller_options options;
     int lock_fd, listen_fd;
-    bool announced; /* the files in run/ are ours */
+    bool announced; /* the files in run/ are this process's */
 } program;
 
-/* ---- where things are ------------------------------------------------------------------------ */
+/* ---- paths and files ------------------------------------------------------------------------- */
 
 static int find_programs(controller_config *c, err *e)
 {
@@ -83,8 +81,8 @@ static int find_programs(controller_config *c, err *e)
     return 0;
 }
 
-/* What a controller that was killed had just forked has the lock, too, until it is another program;
- * so one that is started in its place tries for a while. */
+/* Takes the lock, and tries for a while: a child that a killed controller had just forked also
+ * holds it, until it executes another program. */
 static bool take_lock(int fd)
 {
     int64_t until = clock_deadline_ms(LOCK_MS);
@@ -128,7 +126,7 @@ static void remove_run_file(const program *p, const char *name)
 
 /* ---- leading --------------------------------------------------------------------------------- */
 
-/* In the lease's thread: the main one waits for signals. */
+/* Called in the lease's thread; the main thread waits for signals. */
 static void wake_main(void *context)
 {
     (void)context;
@@ -153,11 +151,11 @@ static int start_leader(program *p, err *e)
     leader *l = NULL;
     if (leader_start(&p->lease_access, p->options.lease_name, me, address, wake_main, NULL, &l, e))
         return -1;
-    atomic_store(&c->leader, l); /* requests are answered already */
+    atomic_store(&c->leader, l); /* HTTP workers may already read it */
     return 0;
 }
 
-/* From here on jobs and pods are ours. */
+/* Begins to lead: from here on jobs and pods are this controller's. */
 static int lead(program *p, err *e)
 {
     controller *c = &p->controller;
@@ -165,14 +163,14 @@ static int lead(program *p, err *e)
         return -1;
     atomic_store(&c->leads, true);
     if (strcmp(c->config.cluster, "kubernetes") == 0)
-        p->mirror = operator_start(c, controller_may_act);
+        p->operator = operator_start(c, controller_may_act);
     log_info("leads");
     return 0;
 }
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
-/* Where no file says which. */
+/* Takes KUBEML_TOKEN where no file has given tokens. */
 static int take_token(const char *token, tokens **out, err *e)
 {
     if (*out || !token || !*token)
@@ -200,7 +198,8 @@ static int check_config(const controller_config *c, err *e)
     return 0;
 }
 
-/* Of all that a client may say, which needs no token for it, only what a route has is a label. */
+/* A label for a request's method: only methods of routes. Clients can send any text without a
+ * token. */
 static const char *known_method(const char *method)
 {
     for (size_t i = 0; i < rest_route_count; i++)
@@ -295,8 +294,8 @@ static int announce(program *p, err *e)
     return written < 0 ? err_set_errno(e, errno, "--ready-fd") : 0;
 }
 
-/* A database that is not there yet, or lets nobody in, is waited for: the API answers meanwhile,
- * and says what is wrong. ERR_CANCELLED when a signal asks for the end. */
+/* Waits for a database that is not there yet, or refuses the login. The API answers meanwhile, and
+ * reports the cause. ERR_CANCELLED when a signal asks for the end. */
 static int await_store(program *p, const sigset_t *signals, err *e)
 {
     controller *c = &p->controller;
@@ -338,8 +337,8 @@ static int start(program *p, const sigset_t *signals, err *e)
     c->watch = store_watch_new(c, job_manager_store_back);
     if (!c->watch)
         return err_set(e, ERR_NOMEM, "no memory to start");
-    /* A database may be long in coming, and that is to be seen; a disk is not: who asks early waits
-     * for it. */
+    /* A database may take long, so the API starts before it and reports that. A disk does not:
+     * early requests wait for it. */
     if ((store_watch_is_far(c->watch) && start_http(p, e)) || await_store(p, signals, e))
         return -1;
     c->builder = (builder_config){.include_dir = c->config.include_dir,
@@ -349,7 +348,7 @@ static int start(program *p, const sigset_t *signals, err *e)
     c->infer = infer_open(c);
     if (!c->infer)
         return err_set(e, ERR_NOMEM, "no memory to start");
-    store_watch_opened(c->watch); /* who leads writes at once what became of jobs meanwhile */
+    store_watch_opened(c->watch); /* lead() writes at once what became of jobs meanwhile */
     bool alone = !p->options.lease_name || !in_cluster;
     if ((alone && lead(p, e)) || (!c->http && start_http(p, e)) || (!alone && start_leader(p, e)))
         return -1;
@@ -372,12 +371,12 @@ static void remove_announced(const program *p)
 static void stop(program *p, int status)
 {
     controller *c = &p->controller;
-    operator_stop(p->mirror);
-    store_watch_stop(c->watch); /* it asks the owner */
+    operator_stop(p->operator);
+    store_watch_stop(c->watch); /* it calls the job manager */
     sweeper_stop(p->sweeper);
     if (!http_server_stop(c->http, STOP_REQUESTS_MS)) {
-        /* Handlers that are still at work stand on all that follows: nothing is given back but to
-         * others. */
+        /* Handlers that still run use everything below: frees nothing, only ends pods and releases
+         * the lease. */
         job_manager_leave(c->job_manager);
         leader_release(c->leader);
         remove_announced(p);
@@ -417,8 +416,8 @@ static int wait_for_end(program *p, const sigset_t *signals, err *e)
             log_info("ends by %s", number == SIGTERM ? "SIGTERM" : "SIGINT");
             return 0;
         }
-        /* Whatever has woken us: what was won may have run out before we heard of it, and be
-         * renewed since. */
+        /* Checks the lease after every wake-up: a lease that was won may have run out before this
+         * thread woke, and been renewed since. */
         if (c->leader && leader_is_us(c->leader) && !c->job_manager && lead(p, e))
             return -1;
         if (controller_may_act(c))
@@ -443,7 +442,7 @@ static int end_pods(const program *p)
     return status ? 1 : 0;
 }
 
-/* As the next controller would take it over, only to end it. */
+/* Takes over the pods of a killed controller as the next controller would, and ends them. */
 static int end_left(program *p)
 {
     controller_config *c = &p->controller.config;
@@ -455,7 +454,7 @@ static int end_left(program *p)
     int status =
         lock_home(p, &e) || find_programs(c, &e) || cluster_open("local", &local, &left, &e) ? -1
                                                                                              : 0;
-    pod ended; /* one that nobody has waited for yet runs no more */
+    pod ended; /* an ended pod that nobody has waited for yet runs no more */
     while (status == 0 && left->ops->next_event(left, &ended, &e) > 0)
         ;
     if (status || cluster_list(left, &all, &known, &e)) {
@@ -488,8 +487,8 @@ int main(int argc, char **argv)
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGUSR1); /* the lease is ours */
-    sigprocmask(SIG_BLOCK, &signals, NULL); /* before any thread is there */
+    sigaddset(&signals, SIGUSR1); /* this controller has won the lease */
+    sigprocmask(SIG_BLOCK, &signals, NULL); /* before the first thread */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     err e = ERR_INIT;

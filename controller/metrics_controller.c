@@ -80,8 +80,8 @@ int controller_metrics_open(controller_metrics *m, err *e)
         if (!*families[i].to)
             return err_set(e, ERR_NOMEM, "no memory for the metrics");
     }
-    /* There from the start: what begins with 1 has not increased, and no alert hears of the first.
-     */
+    /* Makes the series at 0 from the start: a series that begins with 1 shows no increase, and no
+     * alert fires for the first job. */
     for (job_state state = JOB_SUCCEEDED; state <= JOB_SUSPENDED; state++)
         metric_add(m->jobs_total, 0, job_state_name(state), NULL, NULL);
     return 0;

@@ -32,7 +32,7 @@ int sweeper_sweep(store *s, err *e)
     return 0;
 }
 
-/* False when it is to end. */
+/* False when the sweeper is to end. */
 static bool pause_for(sweeper *s, int64_t ms)
 {
     int64_t next = clock_deadline_ms(ms);
@@ -44,7 +44,8 @@ static bool pause_for(sweeper *s, int64_t ms)
     return on;
 }
 
-/* Whoever leads knows of all jobs, and that none begins with it meanwhile. */
+/* Deletes unused uploads, as the leader: only it knows all jobs, and can hold a model so that no
+ * job begins with it meanwhile. */
 static int sweep_uploads(controller *c, err *e)
 {
     cleanup_json json_t *left = NULL;

@@ -1,25 +1,25 @@
-/* sweeper.h: takes away, again and again, what dead writers left in the store, and once an hour
- * what nobody names a day later: models that were uploaded for jobs that there are not (upload.h),
- * objects and sources of functions (code_blob.h).
+/* sweeper.h: removes what dead writers left in the store, again and again. Once an hour it removes
+ * what no record has named for a day: uploaded models that no job uses (upload.h), and objects and
+ * sources of functions (code_blob.h).
  *
- * A writer's locks and leases end some time after it: those of a process that is killed are
- * released one by one while it ends, a lease in a database runs out. What the sweep at the start
- * leaves for that reason, and what writers leave that die later, a later one takes. */
+ * A writer's locks and leases end some time after the writer: the locks of a killed process are
+ * released one by one while it ends, and a lease in a database runs out. So the sweep at the start
+ * may leave something, and writers may die later; later sweeps remove that. */
 #ifndef KUBEML_CONTROLLER_SWEEPER_H
 #define KUBEML_CONTROLLER_SWEEPER_H
 
 #include "controller.h"
 
-/* The first one SWEEPER_FIRST_MS after the start, each pause twice as long as the one before, up to
- * SWEEPER_MOST_MS. */
+/* The first sweep comes SWEEPER_FIRST_MS after the start; each pause is twice as long as the one
+ * before, up to SWEEPER_MOST_MS. */
 enum { SWEEPER_FIRST_MS = 2000, SWEEPER_MOST_MS = 60000, SWEEPER_UNNAMED_MS = 3600000 };
 
-/* `c->store` and `c->watch` outlive it: while the watch says that the store is away nothing is
- * tried. NULL: ERR_NOMEM. */
+/* `c->store` and `c->watch` outlive it; it tries nothing while the store is away. NULL:
+ * ERR_NOMEM. */
 sweeper *sweeper_start(controller *c, err *e);
-/* Waits for a sweep that is under way. NULL is fine. */
+/* Waits for a sweep that is in progress. NULL is fine. */
 void sweeper_stop(sweeper *s);
-/* One sweep, which tells the log what it took. */
+/* One sweep, which logs what it removed. */
 int sweeper_sweep(store *s, err *e);
 
 #endif

@@ -1,5 +1,5 @@
-/* graph.c: see graph.h. Nodes and variables, and the checks of the whole; layers.c has the layers.
- */
+/* graph.c: see graph.h. Nodes and variables, and the checks of the whole; the layers are in
+ * layers.c, what holds for an op alone in ref_ops.c. */
 #include "graph.h"
 
 #include <assert.h>
@@ -9,23 +9,6 @@
 #include <string.h>
 
 #include "graph_build.h"
-
-static const char *const op_names[OP_COUNT] = {
-    [OP_INPUT] = "input",
-    [OP_CONV2D] = "conv2d",
-    [OP_LINEAR] = "linear",
-    [OP_BATCH_NORM] = "batch_norm",
-    [OP_ACTIVATION] = "activation",
-    [OP_MAX_POOL] = "max_pool2d",
-    [OP_AVG_POOL] = "avg_pool2d",
-    [OP_ADAPTIVE_AVG_POOL] = "adaptive_avg_pool2d",
-    [OP_ADD] = "add",
-    [OP_MUL] = "mul",
-    [OP_CONCAT] = "concat",
-    [OP_FLATTEN] = "flatten",
-    [OP_DROPOUT] = "dropout",
-    [OP_PAD_CHANNELS] = "pad_channels",
-};
 
 static const char *const act_names[ACT_COUNT] = {
     [ACT_RELU] = "relu",
@@ -42,7 +25,7 @@ static const char *const act_names[ACT_COUNT] = {
 const char *graph_op_name(graph_op op)
 {
     assert((unsigned)op < OP_COUNT);
-    return op_names[op];
+    return op_rows[op].name;
 }
 
 const char *graph_act_name(graph_act act)
@@ -51,21 +34,12 @@ const char *graph_act_name(graph_act act)
     return act_names[act];
 }
 
-/* Modules that PyTorch users write down get PyTorch's customary attribute names. */
-static const char *auto_prefix(const graph_node *n)
+const char *graph_prefix(const graph_node *n)
 {
-    switch (n->op) {
-    case OP_CONV2D:
-        return "conv";
-    case OP_LINEAR:
-        return "fc";
-    case OP_BATCH_NORM:
-        return "bn";
-    case OP_ACTIVATION:
+    const op_row *row = &op_rows[n->op];
+    if (n->op == OP_ACTIVATION)
         return act_names[n->act.kind];
-    default:
-        return op_names[n->op];
-    }
+    return row->prefix ? row->prefix : row->name;
 }
 
 int graph_fail(graph *g, err_code code, const char *fmt, ...)
@@ -128,7 +102,7 @@ int graph_append(graph *g, graph_node n, const char *name, const int *x, int cou
     if (name)
         snprintf(n.name, sizeof n.name, "%s", name);
     else
-        snprintf(n.name, sizeof n.name, "%s%d", auto_prefix(&n), g->made[n.op]);
+        snprintf(n.name, sizeof n.name, "%s%d", graph_prefix(&n), g->made[n.op]);
     for (int i = 0; i < count; i++)
         g->nodes[x[i]].uses++;
     g->nodes[g->node_count] = n;
@@ -216,7 +190,7 @@ static void check_uses(graph *g)
         const graph_node *n = &g->nodes[i];
         if (n->uses == 0) {
             graph_fail(g, ERR_INVALID, "%s '%s': its result is not used by the model's output",
-                       op_names[n->op], n->name);
+                       graph_op_name(n->op), n->name);
             return;
         }
     }
@@ -241,10 +215,10 @@ static void check_output(graph *g, int out, int outputs)
             g, ERR_INVALID,
             "%s '%s': the model's output has shape (%d, %d, %d); it must be flat, one number a "
             "class",
-            op_names[n->op], n->name, n->shape.c, n->shape.h, n->shape.w);
+            graph_op_name(n->op), n->name, n->shape.c, n->shape.h, n->shape.w);
     else if (outputs > 0 && n->shape.c != outputs)
         graph_fail(g, ERR_INVALID, "%s '%s': the model has %d outputs, %d are needed",
-                   op_names[n->op], n->name, n->shape.c, outputs);
+                   graph_op_name(n->op), n->name, n->shape.c, outputs);
 }
 
 int graph_finish(graph *g, int out, int outputs, err *e)
@@ -296,12 +270,6 @@ void graph_mark_gradients(const graph *g, bool *needs)
         for (int j = 0; j < n->in_count; j++)
             needs[i] = needs[i] || needs[n->in[j]];
     }
-}
-
-bool graph_reads_inputs(graph_op op)
-{
-    return op == OP_CONV2D || op == OP_LINEAR || op == OP_BATCH_NORM || op == OP_ACTIVATION ||
-           op == OP_MUL;
 }
 
 int graph_var_find(const graph *g, const char *name)

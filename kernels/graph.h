@@ -47,7 +47,8 @@ static inline bool shape_equal(shape a, shape b)
     return a.rank == b.rank && a.c == b.c && a.h == b.h && a.w == b.w;
 }
 
-/* y(N,K,P,Q), x(N,C,H,W); i over input channels of the group, (r, s) over the kernel. */
+/* What else holds for an op is in its row of the table in ref_ops.c.
+ * y(N,K,P,Q), x(N,C,H,W); i over input channels of the group, (r, s) over the kernel. */
 typedef enum graph_op {
     OP_INPUT,  /* the batch: x * scale[c] + shift[c] */
     OP_CONV2D, /* y[k,p,q] = b[k] + sum w[k,i,r,s] x[i, p*stride-pad+r*dil, q*stride-pad+s*dil] */
@@ -64,6 +65,10 @@ typedef enum graph_op {
     OP_FLATTEN,           /* (C,H,W) -> (C*H*W), in NCHW order */
     OP_DROPOUT, /* training: y = keep ? x / (1-p) : 0, by graph_dropout_draw; otherwise y = x */
     OP_PAD_CHANNELS, /* zero channels before and after: He et al. 2015's shortcut A */
+    OP_GROUP_NORM,   /* y = (x - mean) / sqrt(var + eps) * weight + bias, weight and bias a channel;
+                        mean and biased variance of a sample's channels of one group (Wu and He
+                        2018); graph_node.gn */
+    OP_ADAPTIVE_MAX_POOL, /* the windows of OP_ADAPTIVE_AVG_POOL; the first maximum wins */
     OP_COUNT
 } graph_op;
 
@@ -124,7 +129,7 @@ typedef struct graph_node {
         } conv;
         struct {
             int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
-            bool count_pad;
+            bool ceil_mode, count_pad;
         } pool; /* max and average pooling; adaptive pooling needs only the shapes */
         struct {
             /* Training: mean and biased variance over N,H,W normalise;
@@ -133,6 +138,10 @@ typedef struct graph_node {
              * Otherwise: the running statistics normalise. */
             double eps, momentum;
         } bn;
+        struct {
+            int groups;
+            double eps;
+        } gn;
         struct {
             graph_act kind;
             double slope; /* leaky_relu */
@@ -219,9 +228,15 @@ typedef struct batch_norm_options {
     double momentum; /* 0.1 */
 } batch_norm_options;
 
+typedef struct group_norm_options {
+    const char *name;
+    double eps; /* 1e-5 */
+} group_norm_options;
+
 int graph_conv2d(graph *g, int x, conv2d_options o);
 int graph_linear(graph *g, int x, int features, linear_options o);
 int graph_batch_norm(graph *g, int x, batch_norm_options o);
+int graph_group_norm(graph *g, int x, int groups, group_norm_options o);
 int graph_activation(graph *g, int x, graph_act kind, double slope);
 static inline int graph_relu(graph *g, int x)
 {
@@ -230,6 +245,7 @@ static inline int graph_relu(graph *g, int x)
 int graph_max_pool2d(graph *g, int x, pool_options o);
 int graph_avg_pool2d(graph *g, int x, pool_options o);
 int graph_adaptive_avg_pool2d(graph *g, int x, int out_h, int out_w);
+int graph_adaptive_max_pool2d(graph *g, int x, int out_h, int out_w);
 int graph_add(graph *g, int a, int b); /* b: a's shape, or (C,1,1) */
 int graph_mul(graph *g, int a, int b);
 int graph_concat(graph *g, const int *x, int count); /* 1 to GRAPH_INPUTS_MAX, equal H and W */
@@ -245,8 +261,6 @@ int graph_only_reader(const graph *g, int x);
 bool graph_is_relu(const graph *g, int x);
 /* needs[i]: a parameter lies at node i or before it, so that its gradient is wanted. */
 void graph_mark_gradients(const graph *g, bool *needs);
-/* Do the formulas of the op's gradients have its inputs' values in them? */
-bool graph_reads_inputs(graph_op op);
 /* The variable's index by its full name, -1 when there is none. */
 int graph_var_find(const graph *g, const char *name);
 

@@ -46,8 +46,9 @@ CUDA_INCLUDE := $(addprefix -isystem ,$(addsuffix /include,$(CUDA_HOME) $(CUDA_W
 SRC_cuda     := $(call src,kernels/cuda)
 SRC_cu       := $(sort $(wildcard kernels/cuda/*.cu))
 SRC_cuda_host:= $(filter-out kernels/cuda/driver_%,$(SRC_cuda))
-# What the engine needs of the rest: the kernels' own tree and a few small files.
+# What the engine needs of the rest: the kernels' own tree and a few small files. The table of ops names the reference's functions.
 CUDA_COMMON  := $(addprefix common/base/,err.c text.c parallel.c rng.c)
+CUDA_GRAPH   := $(addprefix kernels/,plan.c graph.c layers.c shapes.c graph_init.c optim.c) $(wildcard kernels/reference/ref_*.c)
 
 # Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_autotune.c).
 CUDA_VERSION := $(BUILD)/cuda_kernels_version.h
@@ -98,8 +99,7 @@ $(CUDA_DRIVERS): $(BUILD)/flags-cuda
 
 CUDA_OBJECTS := $(patsubst %.cu,$(BUILD)/cuda/%.o,$(SRC_cu)) $(call obj,$(SRC_cuda))
 # Bound within itself: its copies of the graph's and the plan's functions are its own.
-$(BUILD)/lib/kubeml-cuda.so: $(CUDA_OBJECTS) $(call obj,kernels/plan.c kernels/graph.c kernels/layers.c \
-                             kernels/graph_init.c kernels/optim.c $(CUDA_COMMON))
+$(BUILD)/lib/kubeml-cuda.so: $(CUDA_OBJECTS) $(call obj,$(CUDA_GRAPH) $(CUDA_COMMON))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-rpath,'$$ORIGIN' -o $@ $^ $(CUDA_LIBS) -lpthread -lm -ldl
@@ -141,8 +141,7 @@ $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)
 
 $(BUILD)/obj/test/cuda/probe_errors.o: private CPPFLAGS += $(CUDA_INCLUDE)
 $(BUILD)/obj/test/cuda/probe_errors.o: $(BUILD)/flags-cuda
-$(BUILD)/cuda-probe-errors: $(call obj,test/cuda/probe_errors.c) $(CUDA_OBJECTS) $(call obj,kernels/plan.c kernels/graph.c \
-                            kernels/layers.c kernels/graph_init.c kernels/optim.c $(CUDA_COMMON))
+$(BUILD)/cuda-probe-errors: $(call obj,test/cuda/probe_errors.c) $(CUDA_OBJECTS) $(call obj,$(CUDA_GRAPH) $(CUDA_COMMON))
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lpthread -lm -ldl
 
 $(BUILD)/obj/test/cuda/probe_graph.o: private CPPFLAGS += $(CUDA_INCLUDE)

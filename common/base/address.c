@@ -1,9 +1,9 @@
 /* address.c: see address.h.
  *
- * A pod's packets are dropped until every node knows the policy that lets them through, some tens
- * of milliseconds after the pod got its label. The kernel sends a connection's first packet again
- * after a whole second; a new connection sends one at once. So the first tries are short, and each
- * is twice as long as the last, for hosts that are far. */
+ * A pod's packets are dropped until every node has the network policy that admits them, some tens
+ * of milliseconds after the pod got its label. The kernel repeats a connection's first packet only
+ * after a whole second; a new connection sends its first packet at once. So the first tries are
+ * short, and each try is twice as long as the last, for distant hosts. */
 #include "address.h"
 
 #include <errno.h>
@@ -47,7 +47,7 @@ int address_tcp(const char *host_port, bool passive, struct addrinfo **out, err 
     return 0;
 }
 
-/* What has become of a connection, once poll tells: 0 or errno. */
+/* The result of a connection that poll reports as finished: 0 or errno. */
 static int outcome(int fd)
 {
     int status = 0;
@@ -55,7 +55,7 @@ static int outcome(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_ERROR, &status, &len) ? errno : status;
 }
 
-/* 0, or errno: ETIMEDOUT at the deadline. */
+/* Waits until the connection is made. 0, or errno: ETIMEDOUT at the deadline. */
 static int established(int fd, int64_t deadline_ms)
 {
     struct pollfd p = {.fd = fd, .events = POLLOUT};
@@ -69,8 +69,8 @@ static int established(int fd, int64_t deadline_ms)
     return outcome(fd);
 }
 
-/* 0 or EINPROGRESS with a socket in *out, or errno; EAGAIN is a Unix socket with a full backlog: no
- * connection has begun, and nothing tells when there is room. */
+/* Begins a connection. 0 or EINPROGRESS with a socket in *out, or errno. EAGAIN means a Unix socket
+ * with a full backlog: no connection has begun, and no event reports when there is room. */
 static int begin(const struct sockaddr *to, socklen_t len, int *out)
 {
     cleanup_close int fd = socket(to->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -82,7 +82,7 @@ static int begin(const struct sockaddr *to, socklen_t len, int *out)
     return status;
 }
 
-/* One connection. 0 or errno, EAGAIN as above. */
+/* Makes one connection. 0 or errno, EAGAIN as above. */
 static int try_once(const struct sockaddr *to, socklen_t len, int64_t deadline_ms, int *out)
 {
     cleanup_close int fd = -1;
@@ -104,7 +104,7 @@ static int failed(int status, err *e)
         return err_set(e, ERR_TIMEOUT, "no answer by the deadline");
     err_set_errno(e, status, "connect");
     if (e)
-        e->code = ERR_UNAVAILABLE; /* whatever the network says: to dial again may help */
+        e->code = ERR_UNAVAILABLE; /* for every errno: to dial again may help */
     return -1;
 }
 

@@ -1,5 +1,5 @@
-/* address.h: where somebody listens, "unix:/path" or "tcp:host:port" ("tcp:[::1]:80" too), and how
- * it is dialled. */
+/* address.h: dials the address of a server: "unix:/path" or "tcp:host:port" ("tcp:[::1]:80" too).
+ */
 #ifndef KUBEML_ADDRESS_H
 #define KUBEML_ADDRESS_H
 
@@ -12,20 +12,22 @@
 
 enum { ADDRESS_BYTES = 256 };
 
-/* A connected socket that does not block, the caller's to close, or -1. ERR_INVALID: no address.
- * ERR_UNAVAILABLE: nobody listens there, or no such host. ERR_TIMEOUT: no answer by the deadline.
- * (A host's name is looked up by the system, with the system's own deadline.) */
+/* Blocks until connected or the deadline. Returns a connected, non-blocking socket, the caller's to
+ * close, or -1. ERR_INVALID: not an address. ERR_UNAVAILABLE: nobody listens there, or there is no
+ * such host. ERR_TIMEOUT: no answer by the deadline. The system's resolver looks host names up,
+ * with a deadline of its own. */
 int address_dial(const char *address, int64_t deadline_ms, err *e);
 
-/* The same, begun and not waited for. ERR_TIMEOUT: a Unix socket's backlog is full. */
+/* Begins to dial, and does not wait. ERR_TIMEOUT: a Unix socket's backlog is full. */
 int address_dial_begin(const char *address, err *e);
-/* How that goes: 1 connected, 0 not yet (POLLOUT tells), -1 with address_dial's errors. */
+/* The state of that socket: 1 connected, 0 not yet (poll for POLLOUT), -1 with address_dial's
+ * errors. */
 int address_dialled(int fd, err *e);
 
-/* A path, without "unix:". ERR_LIMIT: it is too long for a socket. */
+/* `path` is without "unix:". ERR_LIMIT: the path is too long for a socket. */
 int address_unix(const char *path, struct sockaddr_un *to, err *e);
-/* "host:port", without "tcp:"; `passive`: to listen there. Caller frees with freeaddrinfo.
- * ERR_INVALID, ERR_UNAVAILABLE. */
+/* `host_port` is "host:port", without "tcp:"; `passive`: to listen there. The caller frees *out
+ * with freeaddrinfo. ERR_INVALID, ERR_UNAVAILABLE. */
 int address_tcp(const char *host_port, bool passive, struct addrinfo **out, err *e);
 
 #endif

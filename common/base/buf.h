@@ -1,7 +1,7 @@
-/* buf.h: a growing byte buffer that is born with a maximum.
+/* buf.h: a growing byte buffer with a maximum from its beginning.
  *
- * Exceeding the maximum is ERR_LIMIT, exhausted memory ERR_NOMEM; the contents stay as they were.
- * The bytes are always followed by a NUL that does not count, so that text can be read in place. */
+ * Exceeding the maximum is ERR_LIMIT, exhausted memory is ERR_NOMEM; the contents then stay the
+ * same. A NUL that does not count always follows the bytes, so that text can be read in place. */
 #ifndef KUBEML_BUF_H
 #define KUBEML_BUF_H
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* 17 digits tell every double from its neighbours; most need far fewer. */
+/* 17 digits distinguish every double from its neighbours; most need far fewer. */
 const char *decimal_text(double number, char out[DECIMAL_BYTES])
 {
     for (int digits = 6; digits <= 17; digits++) {

@@ -1,4 +1,4 @@
-/* decimal.h: numbers for people: the shortest text that is read back as the same number, 95.97 and
+/* decimal.h: numbers for people: the shortest text that reads back as the same number, 95.97 and
  * not 95.969999999999999. */
 #ifndef KUBEML_DECIMAL_H
 #define KUBEML_DECIMAL_H

@@ -1,6 +1,6 @@
 /* digest.h: SHA-256, for everything that is known by its contents.
  *
- * libcrypto does the work. Nothing here blocks; what may fail is memory (ERR_NOMEM). */
+ * libcrypto does the work. Only digest_of_fd blocks. Memory may be gone (ERR_NOMEM). */
 #ifndef KUBEML_DIGEST_H
 #define KUBEML_DIGEST_H
 
@@ -22,10 +22,9 @@ void digest_finish(digest_sum *d, uint8_t out[DIGEST_BYTES]);
 void digest_finish_hex(digest_sum *d, char out[DIGEST_HEX_BYTES]);
 
 void digest_hex(const uint8_t sum[DIGEST_BYTES], char out[DIGEST_HEX_BYTES]);
-/* In one go. */
+/* The digest of `len` bytes, in one call. */
 int digest_of(const void *bytes, size_t len, char out[DIGEST_HEX_BYTES], err *e);
-/* Of everything from the descriptor's start to its end; the file offset stays. Blocks on the disk.
- */
+/* The digest of the file from its start to its end; the file offset stays. Blocks on the disk. */
 int digest_of_fd(int fd, char out[DIGEST_HEX_BYTES], err *e);
 bool digest_is_hex(const char *text); /* 64 lower-case hex digits */
 

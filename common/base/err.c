@@ -83,7 +83,7 @@ int err_set_errno(err *e, int os_errno, const char *fmt, ...)
     va_end(args);
     size_t used = strlen(e->message);
     char reason[96];
-    /* The GNU strerror_r: returns the text, which may or may not lie in the buffer. */
+    /* GNU strerror_r returns the text, which need not lie in the buffer. */
     text_print(e->message + used, sizeof e->message - used, ": %s",
                strerror_r(os_errno, reason, sizeof reason));
     return -1;
@@ -117,7 +117,7 @@ const char *err_name(err_code code)
 
 err_code err_from_name(const char *name)
 {
-    /* Who tells of an error and says ERR_NONE tells of one all the same. */
+    /* A peer that reports an error named "none" still reports an error: ERR_INTERNAL. */
     for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)
         if (strcmp(table[code].name, name) == 0)
             return (err_code)code;

@@ -56,7 +56,7 @@ void failpoint_open(const char *own)
     failpoint_armed = place_count > 0;
 }
 
-/* Whether this process is the one that fires. */
+/* Whether this process fires: it created the file, or there is no file to create. */
 static int claim(const char *name)
 {
     const char *path = getenv("KUBEML_FAILPOINT_FILE");
@@ -90,7 +90,8 @@ void failpoint_pass(const char *name)
             continue;
         }
         log_warn("failpoint %s: signal %d to myself", name, p->action);
-        /* To this thread: one to the process lets it go on until another has stopped it. */
+        /* To this thread: a signal to the process may reach another thread, and this thread would
+         * run on until that thread stops the process. */
         raise(p->action);
     }
 }

@@ -2,18 +2,20 @@
  *
  * KUBEML_FAILPOINT="name[:count[:action]][,...]" arms up to four: at the count-th passage (default
  * 1) the process kills itself with SIGKILL (action "kill", the default), stops itself with SIGSTOP
- * ("stop"), or the thread waits until the file below is removed ("wait"; a minute at most). With
- * KUBEML_FAILPOINT_FILE the file's creation comes first, and a file that already
- * exists disarms: several processes with one environment fire once, and the test sees that they
- * did. Without the variable a passage costs one load and a branch. */
+ * ("stop"), or the thread waits until the file below is removed ("wait"; a minute at most).
+ *
+ * KUBEML_FAILPOINT_FILE names a file that the process creates before it fires. If the file exists
+ * already, the process does not fire: of several processes with one environment one fires, and the
+ * test sees from the file that it did. Without KUBEML_FAILPOINT a passage costs one load and a
+ * branch. */
 #ifndef KUBEML_FAILPOINT_H
 #define KUBEML_FAILPOINT_H
 
 extern int failpoint_armed; /* 0 after failpoint_open found nothing to do */
 
-/* Reads the environment; once, before threads start. `own` (NULL: any): how the names begin that
- * are this program's, where it shares the environment and the library with others that are
- * meant. */
+/* Reads the environment; call it once, before threads start. `own` (NULL: arms any name): arms only
+ * names that begin with it, for a program that shares its environment with the programs that the
+ * other names are for. */
 void failpoint_open(const char *own);
 void failpoint_pass(const char *name);
 

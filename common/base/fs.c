@@ -49,7 +49,7 @@ int fs_mkdirs(const char *path, mode_t mode, err *e)
     return 0;
 }
 
-/* Removes what is in the folder; takes over `fd`. Trees of ours are two or three deep: the depth is
+/* Removes the folder's contents; takes over `fd`. Our trees are two or three deep; the depth is
  * bounded so that no tree made by others can exhaust the stack. */
 static int empty_dir(int fd, const char *path, int depth, err *e)
 {
@@ -114,7 +114,7 @@ int fs_read_file(const char *path, buf *out, err *e)
     if (fd < 0)
         return err_set_errno(e, errno, "cannot read %s", path);
     for (;;) {
-        /* One byte more than the maximum would let the buffer say that it is exceeded. */
+        /* At the buffer's maximum, reads one byte more to see whether the file ends there. */
         size_t room = out->max - out->len < 65536 ? out->max - out->len : 65536;
         char extra;
         ssize_t got;
@@ -233,7 +233,7 @@ int fs_pread_all(int fd, void *out, size_t len, uint64_t offset, const char *wha
 int fs_scratch_file(const char *dir, int *fd, err *e)
 {
     char path[FS_PATH_BYTES];
-    /* Without a name from the start where the file system can; a name for a moment elsewhere. */
+    /* Without a name from the start, where the file system allows that; else unlinked at once. */
     *fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (*fd >= 0)
         return 0;

@@ -1,4 +1,4 @@
-/* fs_output.c: files that somebody named, written in pieces. See fs.h. */
+/* fs_output.c: files that the user named, written in pieces. See fs.h. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -11,7 +11,7 @@
 #include "cleanup.h"
 #include "fs.h"
 
-/* Where the path leads, through links; itself where nothing is yet. */
+/* Resolves the path through links; the path itself if nothing exists there. */
 static int follow(fs_output *o, const char *path, struct stat *st, err *e)
 {
     cleanup_free char *real = realpath(path, NULL);
@@ -22,7 +22,8 @@ static int follow(fs_output *o, const char *path, struct stat *st, err *e)
     return S_ISDIR(st->st_mode) ? err_set(e, ERR_INVALID, "%s: is a folder, not a file", path) : 0;
 }
 
-/* -1 where the file system has none; what is wrong with the folder shows when it gets a name. */
+/* Opens a file without a name. -1 where the file system cannot; opening `part` then reports any
+ * error of the folder. */
 static int open_nameless(const fs_output *o)
 {
     char folder[FS_PATH_BYTES];
@@ -64,7 +65,7 @@ int fs_output_check(const char *path, err *e)
     struct stat st;
     if (follow(&o, path, &st, e) != 0)
         return -1;
-    if (!S_ISREG(st.st_mode)) /* opening a pipe would wait for who reads it, and end that one */
+    if (!S_ISREG(st.st_mode)) /* opening a pipe waits for its reader, and closing ends the reader */
         return access(o.path, W_OK) == 0 ? 0 : err_set_errno(e, errno, "%s", o.path);
     return fs_output_open(&o, path, e) != 0 ? -1 : fs_output_close(&o, false, e);
 }

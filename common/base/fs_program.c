@@ -18,7 +18,7 @@ bool fs_find_program(const char *name, char path[FS_PATH_BYTES])
         return fs_path(path, NULL, "%s", name) == 0 && is_program(path);
     const char *folders = getenv("PATH");
     for (const char *at = folders ? folders : "/bin:/usr/bin";; at++) {
-        int len = (int)strcspn(at, ":"); /* none: the present folder */
+        int len = (int)strcspn(at, ":"); /* 0: the current folder */
         if (fs_path(path, NULL, "%.*s%s%s", len, at, len ? "/" : "./", name) == 0 &&
             is_program(path))
             return true;

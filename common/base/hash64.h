@@ -1,7 +1,8 @@
-/* hash64.h: XXH3-64, the checksum of models and of datasets' chunks, with the widest registers that
- * this CPU has. (libxxhash's own function is built for the oldest CPU of its architecture:
- * measured, 15 GB/s where these read 38 and 55 from the cache.) Every variant gives the same
- * number. */
+/* hash64.h: XXH3-64, the checksum of models and of datasets' chunks, with the widest registers of
+ * this CPU. Every variant gives the same number.
+ *
+ * libxxhash's own function is built for the oldest CPU of its architecture. Measured from the
+ * cache, it reads 15 GB/s, and the AVX2 and AVX-512 variants read 38 and 55 GB/s. */
 #ifndef KUBEML_HASH64_H
 #define KUBEML_HASH64_H
 
@@ -18,7 +19,8 @@ typedef struct hash64_variant {
     hash64_function hash;
 } hash64_variant;
 
-/* Those this machine can run, the fastest first; the last is "generic". */
+/* Writes the variants that this machine can run, the fastest first; the last is "generic". Returns
+ * their number. */
 int hash64_variants(hash64_variant out[HASH64_VARIANTS]);
 
 /* For hash64.c alone. */

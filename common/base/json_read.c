@@ -5,8 +5,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/* What jansson takes for one, with what malloc adds, and lists and tables that have just grown. An
- * object and an array bring room for eight; a member's key is in quotes, too. */
+/* Memory that jansson takes for one value, with malloc's overhead and with lists and tables that
+ * have just doubled. An object or array has room for eight values from the start. A quote counts
+ * for strings and for members' keys. */
 enum {
     OBJECT_BYTES = 224,
     ARRAY_BYTES = 128,
@@ -60,7 +61,7 @@ int json_check(const char *text, size_t len, int depth_max, size_t values_max, e
     return 0;
 }
 
-/* The library's own words tell of its flags. */
+/* Replaces jansson's message for a NUL, which names its own flags. */
 static const char *what_is_wrong(const json_error_t *problem)
 {
     return json_error_code(problem) == json_error_null_character ? "\\u0000 is not allowed"

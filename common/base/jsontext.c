@@ -11,7 +11,7 @@ static int append(const char *text, size_t len, void *arg)
 {
     sink *s = arg;
     if (!s->failed && buf_append(s->out, text, len, s->e) != 0)
-        s->failed = true; /* kept: jansson does not hand every failure on */
+        s->failed = true; /* recorded, because jansson does not return every failure */
     return s->failed ? -1 : 0;
 }
 

@@ -42,7 +42,7 @@ void log_context(const char *job, int epoch, int round)
         snprintf(context + used, sizeof context - (size_t)used, " round=%d", round + 1);
 }
 
-/* Escapes in place what would break the line; `line` holds LINE_BYTES. */
+/* Appends `text`, with newlines and control bytes escaped; `line` holds LINE_BYTES. */
 static size_t append_escaped(char *line, size_t used, const char *text)
 {
     for (; *text && used + 5 < LINE_BYTES; text++) {
@@ -71,8 +71,8 @@ void log_write(log_level level, const char *fmt, ...)
                                    component, context);
     used = append_escaped(line, used, text);
     line[used++] = '\n';
-    /* One write a line: lines of several processes on one descriptor do not mix. A log that cannot
-     * be written has nowhere to be reported. */
+    /* One write a line, so that the lines of several processes on one descriptor do not mix. There
+     * is no place to report a log line that cannot be written. */
     ssize_t written = write(STDERR_FILENO, line, used);
     (void)written;
 }

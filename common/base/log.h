@@ -1,8 +1,8 @@
 /* log.h: one line a message on stderr: time, level, component, message with key=value.
  *
- * The context (job, epoch, round) is the calling thread's own and stands in every line until it is
- * changed. Newlines and control bytes in a message are escaped, so that one call is one line and a
- * name from outside cannot forge another. Never log a secret or weights. */
+ * The context (job, epoch, round) belongs to the calling thread and stands in each of its lines
+ * until it is changed. Newlines and control bytes in a message are escaped, so that one call is one
+ * line and a name from outside cannot forge a second line. Never log a secret or weights. */
 #ifndef KUBEML_LOG_H
 #define KUBEML_LOG_H
 
@@ -10,8 +10,8 @@ typedef enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR } log_level;
 
 void log_open(const char *component); /* level from KUBEML_LOG (debug|info|warn|error) */
 void log_set_level(log_level level);
-/* Epoch and round as the code counts them, from 0; people read them counted from 1, as in the
- * tables. job NULL: none; -1: not shown. */
+/* Sets the thread's context. Takes epoch and round as the code counts them, from 0; a line shows
+ * them counted from 1, like the CLI's tables. job NULL: no context; -1: not shown. */
 void log_context(const char *job, int epoch, int round);
 void log_write(log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -1,7 +1,7 @@
 /* mutation.h: deliberate mistakes, so that the simulator can be shown to find them.
  *
- * MUTATE(n, original, mutant) is `original`. The simulator's build alone compiles an object
- * with -DMUTATION=n, where it is `mutant`; that object is linked into nothing but mutant-n. */
+ * MUTATE(n, original, mutant) is `original`. Only the simulator's build compiles an object with
+ * -DMUTATION=n, where it is `mutant`, and links that object into the program mutant-n alone. */
 #ifndef KUBEML_MUTATION_H
 #define KUBEML_MUTATION_H
 

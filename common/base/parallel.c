@@ -30,7 +30,7 @@ static void *loop_run(void *arg)
     }
 }
 
-/* The helpers take no signals: those are for the program's own threads. */
+/* Starts the helpers with all signals blocked: signals go to the program's own threads. */
 static int start_helpers(pthread_t *helper, int wanted, loop *l)
 {
     sigset_t all, before;
@@ -56,7 +56,7 @@ void parallel_for(size_t count, int threads, void (*work)(size_t i, void *user),
         pthread_join(helper[i], NULL);
 }
 
-/* "200000 100000": so much time in each period; "max 100000": no limit. */
+/* Reads a cpu.max file. "200000 100000": time in each period; "max 100000": no limit. */
 static int quota_of(const char *path)
 {
     long long quota, period;
@@ -83,7 +83,7 @@ int parallel_quota(const char *root, const char *group)
     }
 }
 
-static int own_quota; /* read once: it is asked for at each merge */
+static int own_quota; /* read once, because each merge asks for it */
 
 static void read_own_quota(void)
 {
@@ -102,7 +102,7 @@ int parallel_cores(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     cpu_set_t set;
     pthread_once(&once, read_own_quota);
-    /* a set of the usual size is too small for the largest machines */
+    /* fails on the largest machines, for which a cpu_set_t of the usual size is too small */
     long n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
                                                          : sysconf(_SC_NPROCESSORS_ONLN);
     n = n < own_quota ? n : own_quota;

@@ -1,7 +1,7 @@
 /* prefetch.h: asks for memory that will be read, or written, soon.
  *
- * Samples lie where the draw put them: each is a miss of the caches, and too short for the
- * processor to guess what follows. Only a hint: any address is allowed. */
+ * Samples are read in shuffled order: each sample is a miss of the caches, and too short for the
+ * processor to guess what follows. A prefetch is only a hint: any address is allowed. */
 #ifndef KUBEML_PREFETCH_H
 #define KUBEML_PREFETCH_H
 

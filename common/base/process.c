@@ -1,4 +1,4 @@
-/* builder_run.c: see builder_run.h. */
+/* process.c: see process.h. */
 #include "process.h"
 
 #include <errno.h>
@@ -22,15 +22,16 @@ static void child_limit(__rlimit_resource_t what, uint64_t value)
 {
     if (!value)
         return;
-    /* Above the soft limit of time comes SIGXCPU, which names its cause; a second later SIGKILL. */
+    /* The soft limit of CPU time sends SIGXCPU, which shows the cause; a second later the hard
+     * limit sends SIGKILL. */
     struct rlimit l = {(rlim_t)value, (rlim_t)value + (what == RLIMIT_CPU)};
     if (setrlimit(what, &l) != 0)
         _exit(126);
 }
 
-/* Between fork and exec, as all that the guard does: only calls that are safe in a child of a
- * process with threads. */
-static void child_exec(const builder_run *r, pid_t guard, int out_fd, int text_fd, int fail_fd)
+/* Sets up the child and executes the program. Runs between fork and exec, as the guard does: both
+ * make only calls that are safe in a child of a process with threads. */
+static void child_exec(const process_run *r, pid_t guard, int out_fd, int text_fd, int fail_fd)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != guard)
@@ -53,7 +54,7 @@ static void child_exec(const builder_run *r, pid_t guard, int out_fd, int text_f
     _exit(127);
 }
 
-/* Ends as the program did. */
+/* Ends this process with the signal or exit status of the program. */
 __attribute__((noreturn)) static void end_like(pid_t program)
 {
     int status = 0;
@@ -64,11 +65,10 @@ __attribute__((noreturn)) static void end_like(pid_t program)
     _exit(WEXITSTATUS(status));
 }
 
-/* The program's parent, of a session without a terminal and a process group of their own: with
- * whoever asked for the program it ends the whole group. bwrap looks after what it starts only from
- * when that runs; until then nobody would, and killed before that, it leaves its child waiting for
- * good. */
-__attribute__((noreturn)) static void guard(const builder_run *r, pid_t asker, int out_fd,
+/* Runs as the program's parent, in a session and a process group of its own, and kills the whole
+ * group when the asking process ends. The program may be bwrap, which ends its child only once that
+ * child runs: a bwrap that is killed earlier would leave its child waiting for ever. */
+__attribute__((noreturn)) static void guard(const process_run *r, pid_t asker, int out_fd,
                                             int text_fd, int fail_fd)
 {
     struct rlimit no_core = {0, 0};
@@ -94,22 +94,22 @@ __attribute__((noreturn)) static void guard(const builder_run *r, pid_t asker, i
     end_like(program);
 }
 
-/* Of what was kept before and this, the end. */
-static void keep_last(builder_run *r, const char *bytes, size_t len)
+/* Appends to `last` and drops its beginning beyond PROCESS_RUN_LAST_BYTES. */
+static void keep_last(process_run *r, const char *bytes, size_t len)
 {
-    if (len > BUILDER_RUN_LAST_BYTES) {
-        bytes += len - BUILDER_RUN_LAST_BYTES;
-        len = BUILDER_RUN_LAST_BYTES;
+    if (len > PROCESS_RUN_LAST_BYTES) {
+        bytes += len - PROCESS_RUN_LAST_BYTES;
+        len = PROCESS_RUN_LAST_BYTES;
     }
-    size_t room = BUILDER_RUN_LAST_BYTES - len, kept = r->last_len < room ? r->last_len : room;
+    size_t room = PROCESS_RUN_LAST_BYTES - len, kept = r->last_len < room ? r->last_len : room;
     memmove(r->last, r->last + r->last_len - kept, kept);
     memcpy(r->last + kept, bytes, len);
     r->last_len = kept + len;
     r->last[r->last_len] = '\0';
 }
 
-/* Reads once. 0 at the end, 1 otherwise; -1 when `b` is full and `strict`. */
-static int take(builder_run *r, int fd, buf *b, bool strict)
+/* Reads once into `b`. 0 at the end, 1 otherwise; -1 when `b` is full and `strict`. */
+static int take(process_run *r, int fd, buf *b, bool strict)
 {
     char block[16384];
     ssize_t got = read(fd, block, sizeof block);
@@ -125,9 +125,9 @@ static int take(builder_run *r, int fd, buf *b, bool strict)
     return strict && n < (size_t)got ? -1 : 1;
 }
 
-/* Until both pipes are closed, or a limit is met. The deadline holds for one that never stops
- * writing, too. */
-static void collect(builder_run *r, int out_fd, int text_fd, buf *out, buf *text)
+/* Reads until both pipes are closed or a limit is met. The deadline also ends a program that never
+ * stops writing. */
+static void collect(process_run *r, int out_fd, int text_fd, buf *out, buf *text)
 {
     struct pollfd p[2] = {{out_fd, POLLIN, 0}, {text_fd, POLLIN, 0}};
     while (p[0].fd >= 0 || p[1].fd >= 0) {
@@ -151,10 +151,10 @@ static void collect(builder_run *r, int out_fd, int text_fd, buf *out, buf *text
     }
 }
 
-/* Waits for the end, and makes it come at the deadline (a program may close its outputs and go on).
- * Until it is reaped its pid, and so the number of its group, is nobody else's: what it left there
- * is ended first. */
-static void reap(builder_run *r, pid_t pid)
+/* Waits for the guard's end, and kills it at the deadline (a program may close its outputs and go
+ * on). Kills the rest of the process group before reaping: until then no other process can get the
+ * pid, which is also the number of the group. */
+static void reap(process_run *r, pid_t pid)
 {
     cleanup_close int end = pidfd_open(pid, 0);
     struct pollfd p = {.fd = end, .events = POLLIN};
@@ -169,7 +169,7 @@ static void reap(builder_run *r, pid_t pid)
         ;
 }
 
-static int start(builder_run *r, int out_fd, int text_fd, pid_t *pid, err *e)
+static int start(process_run *r, int out_fd, int text_fd, pid_t *pid, err *e)
 {
     int fail[2];
     if (pipe2(fail, O_CLOEXEC) != 0)
@@ -198,7 +198,7 @@ static int start(builder_run *r, int out_fd, int text_fd, pid_t *pid, err *e)
     return 0;
 }
 
-int builder_run_program(builder_run *r, buf *out, buf *text, err *e)
+int process_run_program(process_run *r, buf *out, buf *text, err *e)
 {
     int out_pipe[2], text_pipe[2];
     r->timed_out = r->output_over = false;

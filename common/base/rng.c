@@ -70,7 +70,7 @@ float rng_uniform(rng *r)
     return (float)(rng_u32(r) >> 8) * 0x1p-24f;
 }
 
-/* The polynomial of these coefficients, the highest first, at z. */
+/* The polynomial with these coefficients, the highest power first, at z (Horner). */
 static inline double series(const double *of, size_t count, double z)
 {
     double sum = of[0];
@@ -82,7 +82,7 @@ static inline double series(const double *of, size_t count, double z)
 #define SERIES(of, z) series(of, sizeof of / sizeof *of, z)
 
 /* ln((w + 1) / 2^32), from a mantissa m in [sqrt(1/2), sqrt(2)): ln m is twice the artanh of
- * (m - 1) / (m + 1), whose series' rest is below 1e-14. */
+ * (m - 1) / (m + 1), whose truncated series is off by less than 1e-14. */
 static double log_of(uint32_t w)
 {
     static const double artanh[] = {1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9,
@@ -101,8 +101,8 @@ static double log_of(uint32_t w)
     return exponent * 0.6931471805599453 + 2 * s * SERIES(artanh, s * s);
 }
 
-/* Cosine and sine of w / 2^32 turns: of the rest to the nearest quarter, by Taylor's series, whose
- * own rest is below 1e-13. */
+/* Cosine and sine of w / 2^32 turns. Rotates by the nearest quarter turn; the rest goes through
+ * Taylor's series, which are off by less than 1e-13. */
 static void turn(uint32_t w, double *cosine, double *sine)
 {
     static const double of_sine[] = {1.0 / 6227020800, -1.0 / 39916800, 1.0 / 362880, -1.0 / 5040,

@@ -1,33 +1,33 @@
 /* rng.h: all chance in KubeML, as a counter-based generator.
  *
  * Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a pure
- * function from (key, counter) to 128 random bits. A draw depends on what it is for and never on
- * how many draws came before, so that a replaced function draws the same numbers as the one that
- * died. */
+ * function from (key, counter) to 128 random bits. A draw depends on its use and never on the
+ * number of draws before it, so that a replacement function draws the same numbers as the function
+ * that died. */
 #ifndef KUBEML_RNG_H
 #define KUBEML_RNG_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* What a stream is for; part of the counter, so that two uses never share numbers. */
+/* The use of a stream; part of the counter, so that two uses never share numbers. */
 typedef enum rng_use {
     RNG_INIT = 1,   /* weights */
     RNG_UPLOAD,     /* order of the samples in a data set */
     RNG_SHARD_PLAN, /* chunks to functions */
-    RNG_SHUFFLE,    /* samples within a share */
+    RNG_SHUFFLE,    /* samples within a shard */
     RNG_AUGMENT,    /* flips and crops */
     RNG_DROPOUT,
     RNG_SIMULATOR,
     RNG_TEST,
-    RNG_BACKOFF, /* how long to wait before the next try */
+    RNG_BACKOFF, /* the wait before the next try */
 } rng_use;
 
-/* 128 bits for (seed, use, a, b, c). Same arguments, same bits, on every machine. */
+/* 128 bits for (seed, use, a, b, c), the same on every machine. `a` counts below 2^28. */
 void rng_draw(uint64_t seed, rng_use use, uint32_t a, uint64_t b, uint32_t c, uint32_t out[4]);
 
-/* The key and the counter behind that, for code that computes many draws at once: c counts in
- * counter[0]. */
+/* The key and the counter of a draw, for code that computes many draws at once: c is counter[0].
+ */
 void rng_counter(uint64_t seed, rng_use use, uint32_t a, uint64_t b, uint32_t c, uint32_t key[2],
                  uint32_t counter[4]);
 
@@ -41,14 +41,14 @@ typedef struct rng {
 } rng;
 
 void rng_init(rng *r, uint64_t seed, rng_use use, uint32_t a, uint64_t b);
-/* As if 4 * draws words had been taken, of a stream of which none was yet. */
+/* Skips 4 * `draws` words of a stream from which no word was taken yet. */
 void rng_skip(rng *r, size_t draws);
 uint32_t rng_u32(rng *r);
 uint64_t rng_u64(rng *r);
 float rng_uniform(rng *r);               /* [0, 1), 24 bits */
-/* Four deviates of N(0, 1) from one draw, by Box and Muller 1958; up to 6.66 away from 0. Sums,
- * products, quotients and square roots alone, so that they have the same bits whatever the
- * processor and its mathematical library. No words may be left of a draw before. */
+/* Four deviates of N(0, 1) from one draw (Box and Muller 1958), at most 6.66 away from 0. Uses only
+ * sums, products, quotients and square roots, so that the bits are the same on every processor and
+ * with every mathematical library. Precondition: no words are left of an earlier draw. */
 void rng_normals(rng *r, double out[4]);
 uint64_t rng_below(rng *r, uint64_t n);  /* [0, n), unbiased (Lemire 2019); n > 0 */
 /* Fisher-Yates over `n` indices: order[0..n) becomes a permutation of 0..n-1. */

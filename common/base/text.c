@@ -24,8 +24,8 @@ static size_t sequence_len(unsigned char first, uint32_t *code, uint32_t *least)
     return len;
 }
 
-/* Bytes of the character that `text` begins with; 0: it is none, and `bad` bytes are to be passed
- * over. `cut`: it is whole as far as `len` bytes go. */
+/* Bytes of the character that `text` begins with; 0: no whole character, and the caller skips `bad`
+ * bytes. `cut`: the character continues behind `len` bytes. */
 static size_t character(const char *text, size_t len, size_t *bad, bool *cut)
 {
     uint32_t code = 0, least = 0;

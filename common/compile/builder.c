@@ -1,5 +1,6 @@
-/* builder.c: see builder.h. Checks the sources, runs the compiler in its sandbox (builder_run.c),
- * reads what it said, and checks what it made (builder_object.c). */
+/* builder.c: see builder.h. Checks the sources, runs the compiler in its sandbox
+ * (common/base/process.c), parses its messages (builder_text.c) and checks the object
+ * (builder_object.c). */
 #include "builder.h"
 
 #include <errno.h>
@@ -22,8 +23,8 @@
 #include "common/base/process.h"
 
 /* No -march: an object must load on every machine of the platform, and give the same bits there.
- * -fmax-errors: for each unknown name the compiler looks for one spelt alike, which takes minutes
- * for thousands. */
+ * -fmax-errors: for each unknown name the compiler looks for a similar name, which takes minutes
+ * for thousands of names. */
 #define FLAGS                                                                                      \
     "-std=gnu11 -O2 -g1 -fPIC -shared -fvisibility=hidden -ffp-contract=off "                      \
     "-frandom-seed=kubeml -Wall -Werror=implicit-function-declaration "                            \
@@ -31,16 +32,16 @@
     "-fmax-errors=100 -Wl,-S -Wl,-z,defs -Wl,--warn-unresolved-symbols -Wl,-z,now "                \
     "-Wl,-z,noexecstack -Wl,--build-id=none"
 
-/* $0 is a name, "$@" the .c files; $FLAGS is many words, and the folders may have blanks. The
- * object leaves through stdout, so that the sandbox needs no folder of the host's to write to. What
- * is wrong in an argument of a macro of a system header's is told at the user's line. */
+/* $0 is a name, "$@" are the .c files; $FLAGS is many words, and the folders may have blanks. The
+ * object goes to stdout, so that the sandbox needs no writable folder of the host. With -isystem
+ * the compiler reports an error in a macro's argument at the user's line, not in kubeml.h. */
 static const char script[] =
     "if [ -n \"$PROCESSES\" ] && (ulimit -p $PROCESSES) 2>&-; then ulimit -p $PROCESSES; fi\n"
     "\"$CC\" $FLAGS -isystem \"$SDK\" -ffile-prefix-map=\"$PWD\"=. -o \"$TMPDIR\"/object.so \"$@\" -lm "
     ">&2 && "
     "exec cat \"$TMPDIR\"/object.so";
 
-/* ---- what may be compiled ------------------------------------------------------------------- */
+/* ---- checks of the sources ------------------------------------------------------------------- */
 
 static bool name_ok(const char *name)
 {
@@ -110,14 +111,14 @@ static char *const plain_env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C
 static int compiler_version(const char *compiler, buf *out, err *e)
 {
     char *argv[] = {(char *)compiler, "--version", NULL};
-    builder_run r = {.argv = argv, .envp = plain_env, .deadline_ms = clock_deadline_ms(10000)};
+    process_run r = {.argv = argv, .envp = plain_env, .deadline_ms = clock_deadline_ms(10000)};
     buf text;
     buf_init(&text, 4096);
-    int rc = builder_run_program(&r, out, &text, e);
+    int rc = process_run_program(&r, out, &text, e);
     buf_free(&text);
     if (rc != 0)
         return err_wrap(e, "compiler");
-    if (WIFSIGNALED(r.status)) /* as what compiles may be, or at its deadline */
+    if (WIFSIGNALED(r.status)) /* by the kernel for want of memory, or at the deadline */
         return err_set(e, ERR_UNAVAILABLE, "%s --version was killed; tried again it may succeed",
                        compiler);
     if (!WIFEXITED(r.status) || WEXITSTATUS(r.status) != 0 || out->len == 0)
@@ -240,7 +241,8 @@ __attribute__((format(printf, 2, 3))) static void arg(command *c, const char *fm
     c->used += (size_t)len + 1;
 }
 
-static void args(command *c, const char *words) /* separated by blanks */
+/* Appends words that are separated by blanks. */
+static void args(command *c, const char *words)
 {
     while (*words) {
         size_t len = strcspn(words, " ");
@@ -249,7 +251,8 @@ static void args(command *c, const char *words) /* separated by blanks */
     }
 }
 
-/* /lib and its like are links into /usr on a merged system, and folders elsewhere. */
+/* Shows the host's `path` in the sandbox: /bin, /lib and /lib64 are links into /usr on a merged
+ * system, and folders on other systems. */
 static void mirror(command *c, const char *path)
 {
     struct stat s;
@@ -271,8 +274,8 @@ typedef struct build {
     builder_limits limits;
     const char *compiler;
     command command;
-    builder_run run;
-    char folder[256]; /* of BUILDER_SANDBOX_NONE; "" */
+    process_run run;
+    char folder[256]; /* for BUILDER_SANDBOX_NONE; else "" */
     buf object, text, version;
 } build;
 
@@ -333,7 +336,8 @@ static int write_file(const char *folder, const builder_source *f, err *e)
     return 0;
 }
 
-/* The sources lie in a temporary folder, and what is around the compiler is all it is kept from. */
+/* Makes the command without a sandbox: the sources are in a temporary folder, and only the
+ * surrounding container, if any, confines the compiler. */
 static int open_command(build *b, err *e)
 {
     command *c = &b->command;
@@ -396,9 +400,10 @@ static void build_free(build *b)
     buf_free(&b->version);
 }
 
-/* ---- what came of it ------------------------------------------------------------------------- */
+/* ---- the result ------------------------------------------------------------------------------ */
 
-/* Whether the compiler says so: the lines of the source that it shows begin with a blank. */
+/* Whether a message of the compiler has these words. Lines that begin with a blank quote the
+ * source, and do not count. */
 static bool says(const char *text, const char *words)
 {
     for (const char *line = text; *line;) {
@@ -410,7 +415,7 @@ static bool says(const char *text, const char *words)
     return false;
 }
 
-/* In what was kept of its words, or in the end of the rest. */
+/* Looks in the messages, and in the end of the messages that did not fit. */
 static bool said(const build *b, const char *words)
 {
     return says(b->text.bytes ? b->text.bytes : "", words) || says(b->run.last, words);
@@ -434,7 +439,8 @@ static int limit_met(const build *b, err *e)
     return 0;
 }
 
-/* By nobody here: each limit of ours has words of its own, SIGXCPU's before its SIGKILL. */
+/* Whether a process outside killed the compiler: each of our limits prints its own message, also
+ * the limit of CPU time, by SIGXCPU before SIGKILL. */
 static bool was_killed(const build *b)
 {
     return (WIFSIGNALED(b->run.status) && WTERMSIG(b->run.status) == SIGKILL) ||
@@ -443,8 +449,8 @@ static bool was_killed(const build *b)
            said(b, "unable to execute command: Killed");
 }
 
-/* AppArmor forbids it, which bubblewrap does not say: the namespace's first step on Ubuntu, or its
- * network's. */
+/* Adds a hint where AppArmor forbids the sandbox, as on Ubuntu: bubblewrap only names the step that
+ * failed, the user namespace's or the network namespace's. */
 static const char *cure(const char *text)
 {
     return strstr(text, "setting up uid map: Perm") || strstr(text, "loopback: Failed")
@@ -498,7 +504,7 @@ static int run_build(build *b, builder_result *out, err *e)
     b->run.cpu_s = b->limits.cpu_s;
     b->run.memory_bytes = b->limits.memory_bytes;
     b->run.file_bytes = BUILDER_OBJECT_BYTES_MAX;
-    if (builder_run_program(&b->run, &b->object, &b->text, e) != 0 ||
+    if (process_run_program(&b->run, &b->object, &b->text, e) != 0 ||
         builder_text_read(b->text.bytes, b->text.len, out, e) != 0 || judge(b, out, e) != 0)
         return -1;
     out->object_bytes = b->object.len;

@@ -1,6 +1,5 @@
-/* builder_object.c: reads an ELF object's dynamic symbols. The bytes come from a compiler that ran
- * on somebody else's sources, so every offset is checked before it is followed. See
- * builder_run.h. */
+/* builder_object.c: reads an ELF object's dynamic symbols. The object is compiled from a user's
+ * sources, so every offset is checked before use. See common/base/process.h. */
 #include <elf.h>
 #include <stdint.h>
 #include <string.h>

@@ -14,7 +14,7 @@
 
 enum { PAUSE_MS = 500, CONNECT_MS = 3000, SHAPE_CHECK_CONNECT_MS = 1000 };
 
-/* ---- what the compiler said ------------------------------------------------------------------ */
+/* ---- the compiler's messages ----------------------------------------------------------------- */
 
 json_t *builder_said_json(const builder_result *b)
 {
@@ -58,7 +58,7 @@ static void said_read(const json_t *said, builder_result *out)
     }
 }
 
-/* ---- the builder's end ----------------------------------------------------------------------- */
+/* ---- the builder's side ---------------------------------------------------------------------- */
 
 int builder_request_read(const json_t *request, builder_source files[BUILDER_FILES_MAX], size_t *n,
                          err *e)
@@ -82,7 +82,7 @@ int builder_request_read(const json_t *request, builder_source files[BUILDER_FIL
     return 0;
 }
 
-/* Base64, a new reference. */
+/* The object in base64, as a new reference. */
 static json_t *object_text(const void *object, size_t bytes)
 {
     cleanup_free unsigned char *text = malloc(bytes / 3 * 4 + 8);
@@ -136,7 +136,7 @@ json_t *shape_check_json(int misfit, const err *e)
                   : json_pack("{s:b}", "fits", 1);
 }
 
-/* ---- the caller's end ------------------------------------------------------------------------ */
+/* ---- the client's side ----------------------------------------------------------------------- */
 
 static int object_read(const json_t *reply, builder_result *out, err *e)
 {
@@ -154,7 +154,8 @@ static int object_read(const json_t *reply, builder_result *out, err *e)
     return 0;
 }
 
-/* *out: what came as JSON, of an error too; a new reference, may be NULL. */
+/* Sends a request. *out: the JSON body of the response, also of an error; a new reference, or NULL.
+ */
 static int post(const builder_remote *where, const char *path, const char *body, int connect_ms,
                 int total_ms, json_t **out, err *e)
 {
@@ -183,7 +184,7 @@ static int ask(const builder_remote *where, const char *body, builder_result *ou
     const char *reason = json_string_value(json_object_get(answer, "reason"));
     if (status == 0)
         return object_read(answer, out, e);
-    if (reason) { /* it answered: the error is that of the build */
+    if (reason) { /* a response of the builder: the error is the build's */
         e->code = err_from_name(reason);
         said_read(answer, out);
     }
@@ -240,8 +241,8 @@ int builder_remote_compile(const builder_remote *where, const builder_source *fi
         err why = ERR_INIT;
         if (ask(where, body, out, &why) == 0)
             return 0;
-        /* A builder has the path: who has not is another server, and the user's code has no part in
-         * it. */
+        /* A builder has the path /build: a 404 comes from another server, and not from an error in
+         * the user's code. */
         if (why.code == ERR_NOT_FOUND)
             return err_set(e, ERR_UNAVAILABLE, "%s is no builder, it answers: %s", where->url,
                            why.message);
@@ -252,7 +253,7 @@ int builder_remote_compile(const builder_remote *where, const builder_source *fi
         }
         builder_result_free(out);
         *out = (builder_result){0};
-        /* between tries; what is waited for is its pod */
+        /* pauses between tries, while the builder's pod starts */
         nanosleep(&(struct timespec){0, PAUSE_MS * 1000000L}, NULL);
     }
 }

@@ -1,9 +1,9 @@
-/* builder_remote.h: builder.h in a pod of its own, over HTTP: both ends of it.
+/* builder_remote.h: builder.h over HTTP, in a pod of its own: client and server side.
  *
- * POST /build {"files": [{"name", "text"}]} gives {"key", "object" (base64), "seconds", "text"}, or
- * a problem document with the members of builder_said_json. POST /fit {"object" (base64),
- * "dataset"} gives {"fits": true}, or false and "message", or a problem document. The one who asks
- * is known by a bearer token. */
+ * POST /build {"files": [{"name", "text"}]} returns {"key", "object" (base64), "seconds", "text"},
+ * or a problem document with the members of builder_said_json. POST /fit {"object" (base64),
+ * "dataset"} returns {"fits": true}, or {"fits": false, "message"}, or a problem document. A bearer
+ * token authenticates the client. */
 #ifndef KUBEML_BUILDER_REMOTE_H
 #define KUBEML_BUILDER_REMOTE_H
 
@@ -15,35 +15,40 @@
 enum {
     BUILDER_REQUEST_BYTES_MAX = 8 << 20,
     SHAPE_CHECK_BYTES_MAX = 32 << 20, /* an object in base64, and a data set's record */
-    /* of one try; another's build may be under way */
+    /* time-out of one try, in which the builder may finish another client's build first */
     BUILDER_ANSWER_MS = 2 * BUILDER_WALL_MS + 15000,
-    BUILDER_AWAY_MS = 20000, /* a builder that is not there is asked again for so long */
+    BUILDER_AWAY_MS = 20000, /* how long to retry while no builder responds */
 };
 
 typedef struct builder_remote {
     const char *url, *token;
 } builder_remote;
 
-/* As builder_compile, there. A build has no effect but its answer, so that one which was lost is
- * asked for again. ERR_UNAVAILABLE when no builder answers. */
+/* builder_compile in the remote builder; blocks. A lost build is requested again, because a build
+ * has no effect except its result. ERR_UNAVAILABLE when no builder responds. */
 int builder_remote_compile(const builder_remote *where, const builder_source *files, size_t n,
                            builder_result *out, err *e);
 
-/* As shape_check, there. Asked once: a builder that is away leaves it unknown. */
+/* shape_check in the remote builder. Tries once: without a builder the result is unknown (-1). */
 int builder_remote_shape_check(const builder_remote *where, const void *object, size_t len,
                                const json_t *dataset, err *e);
 
-/* What the compiler said: {"diagnostics": [{"file", "line", "column", "severity", "message"}],
+/* The compiler's messages: {"diagnostics": [{"file", "line", "column", "severity", "message"}],
  * "compiler_output"}. New reference. */
 json_t *builder_said_json(const builder_result *r);
-/* The other end. The sources point into `request`. ERR_INVALID, ERR_LIMIT. */
+
+/* The server side. */
+/* Reads the request of /build. The sources point into `request`. ERR_INVALID, ERR_LIMIT. */
 int builder_request_read(const json_t *request, builder_source files[BUILDER_FILES_MAX], size_t *n,
                          err *e);
-json_t *builder_built_json(const builder_result *r); /* new reference; NULL: no memory */
-/* *object is the caller's to free, *dataset points into `request`. ERR_INVALID, ERR_LIMIT. */
+/* The response of /build. New reference; NULL: no memory. */
+json_t *builder_built_json(const builder_result *r);
+/* Reads the request of /fit. *object is the caller's to free, *dataset points into `request`.
+ * ERR_INVALID, ERR_LIMIT. */
 int shape_check_read(const json_t *request, unsigned char **object, size_t *len, json_t **dataset,
                      err *e);
-/* Of what shape_check returned, 0 or 1. New reference; NULL: no memory. */
+/* The response of /fit; `misfit` is the result of shape_check, 0 or 1. New reference; NULL: no
+ * memory. */
 json_t *shape_check_json(int misfit, const err *e);
 
 #endif

@@ -4,7 +4,7 @@
  *   /usr/bin/ld: ./lenet.c:7: warning: undefined reference to `foo'
  *   ./lenet.c:(.text+0x1f): undefined reference to `foo'
  *   ./lenet.c:7:(.text+0x1f): warning: undefined reference to `foo'   (binutils 2.44)
- * and anything else, which only stays in the text. */
+ * or any other text, which is only copied to out->text. */
 #include "builder_text.h"
 
 #include <ctype.h>
@@ -22,7 +22,7 @@ static bool starts(const char *s, const char *prefix)
     return strncmp(s, prefix, strlen(prefix)) == 0;
 }
 
-/* Copies what fits. */
+/* Copies as many bytes as fit. */
 static void copy(char *out, size_t room, const char *s, size_t len)
 {
     size_t n = len < room ? len : room - 1;
@@ -54,7 +54,7 @@ static bool take_severity(const char **s, builder_diagnostic *d)
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         size_t len = strlen(words[i].word);
         if (strncasecmp(*s, words[i].word, len) == 0) {
-            strcpy(d->severity, words[i].severity); /* all of them fit */
+            strcpy(d->severity, words[i].severity); /* every word fits */
             *s += len;
             return true;
         }
@@ -62,7 +62,7 @@ static bool take_severity(const char **s, builder_diagnostic *d)
     return false;
 }
 
-/* Past "/usr/bin/ld: " and "./", which say nothing to the user. */
+/* Skips "/usr/bin/ld: " and "./", which do not help the user. */
 static const char *skip_tool(const char *line)
 {
     for (;;) {
@@ -107,21 +107,21 @@ static bool read_diagnostic(const char *line, builder_diagnostic *d)
     size_t symbol_len;
     const char *symbol = undefined_symbol(p, &symbol_len);
     if (symbol) {
-        strcpy(d->severity, "error"); /* we asked for warnings, to see all of them */
+        strcpy(d->severity, "error"); /* a warning by our flags, so that ld reports all of them */
         snprintf(d->message, sizeof d->message, "undefined reference to '%.*s'",
                  (int)(symbol_len < 100 ? symbol_len : 100), symbol);
         return true;
     }
     if (!severity && starts(p, "multiple definition"))
         strcpy(d->severity, "error"), severity = true;
-    if (starts(p, "excess elements in ")) /* they are dropped, and gcc has no flag for it */
+    if (starts(p, "excess elements in ")) /* gcc drops them, and has no flag for an error */
         strcpy(d->severity, "error");
     copy(d->message, sizeof d->message, p, strlen(p));
     return severity && (d->file[0] || strcmp(d->severity, "error") == 0);
 }
 
-/* What the driver says when a limit of ours, or of the machine's memory, ended one of its programs:
- * it takes that for a mistake of the compiler's, and asks for a report of it. */
+/* The compiler driver's message when one of our limits, or want of memory, ended one of its
+ * programs: the driver takes that for a bug of the compiler, and asks for a report. */
 static bool is_about_a_limit(const char *line)
 {
     return strstr(line, "limit exceeded signal terminated program") ||
@@ -134,8 +134,8 @@ static bool asks_for_a_report(const char *line)
     return starts(line, "Please submit a full bug report") || starts(line, "See <");
 }
 
-/* The linker's words that are not for the user: on kml_* symbols, and its headings. And the
- * driver's. */
+/* Whether the line is not for the user: the linker's messages about kml_* symbols, its headings,
+ * and the driver's messages about limits. */
 static bool drop_line(const char *line)
 {
     size_t len;
@@ -161,13 +161,13 @@ static void keep_diagnostic(builder_result *out, builder_diagnostic *d)
     if (same_reference(out, d))
         return;
     if (out->error_count && strstr(d->message, "[-Werror=return-type]"))
-        strcpy(d->severity, "warning"); /* to gcc a return with a mistake in it is none */
+        strcpy(d->severity, "warning"); /* gcc ignores a return that has an error in it */
     out->error_count += strcmp(d->severity, "error") == 0;
     if (out->diagnostic_count < BUILDER_DIAGNOSTICS_MAX)
         out->diagnostics[out->diagnostic_count++] = *d;
 }
 
-/* Drops what a terminal or a log must not get. */
+/* Replaces control bytes, which must not reach a terminal or a log. */
 static void clean(char *line)
 {
     for (; *line; line++)
@@ -194,7 +194,7 @@ int builder_text_read(const char *said, size_t len, builder_result *out, err *e)
         next = line + n + 1;
         line[n] = '\0';
         clean(line);
-        text_mend(line); /* words of the source, in any encoding */
+        text_mend(line); /* a quotation of the source may be in any encoding */
         if (drop_line(line))
             continue;
         const char *shown = skip_tool(line);

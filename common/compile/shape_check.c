@@ -13,7 +13,8 @@
 
 enum { ANSWER_BYTES = 4096 };
 
-/* {}, or {"code", "message"}. Code that spoils its own answer is not believed. */
+/* Reads the program's output: {}, or {"code", "message"}. Other output, which the user's code may
+ * have caused, leaves the result unknown. */
 static int read_answer(const buf *said, err *e)
 {
     cleanup_json json_t *answer = NULL;
@@ -27,7 +28,7 @@ static int read_answer(const buf *said, err *e)
     return e->code == ERR_INVALID || e->code == ERR_LIMIT ? 1 : -1;
 }
 
-static int judge(const builder_run *r, const buf *said, const buf *text, err *e)
+static int judge(const process_run *r, const buf *said, const buf *text, err *e)
 {
     if (r->timed_out || r->output_over)
         return err_set(e, ERR_LIMIT, "the code met a limit while its network was built");
@@ -54,7 +55,7 @@ int shape_check(const char *program, const void *object, size_t len, const json_
     snprintf(numbers[1], sizeof numbers[1], "%d", about_fd);
     char *argv[] = {(char *)(uintptr_t)program, "fit", numbers[0], numbers[1], NULL};
     char *envp[] = {NULL};
-    builder_run r = {.argv = argv,
+    process_run r = {.argv = argv,
                      .envp = envp,
                      .keep = {object_fd, about_fd},
                      .keep_count = 2,
@@ -63,5 +64,5 @@ int shape_check(const char *program, const void *object, size_t len, const json_
     cleanup_buf buf said, text;
     buf_init(&said, ANSWER_BYTES);
     buf_init(&text, ANSWER_BYTES);
-    return builder_run_program(&r, &said, &text, e) ? -1 : judge(&r, &said, &text, e);
+    return process_run_program(&r, &said, &text, e) ? -1 : judge(&r, &said, &text, e);
 }

@@ -1,28 +1,29 @@
-/* exit_cause.h: what the end of a pod's process means. */
+/* exit_cause.h: the cause of the end of a pod's process. */
 #ifndef KUBEML_EXIT_CAUSE_H
 #define KUBEML_EXIT_CAUSE_H
 
 #include <stdbool.h>
 
-/* The reason of one that was stopped since it was loading when its controller ended: to the next
- * one it has no connection, and would answer nobody. */
+/* The reason of a pod that was loading when its controller ended, and was stopped therefore: it has
+ * no connection to the next controller. */
 #define EXIT_CAUSE_CONTROLLER_RESTARTED "ControllerRestarted"
 
-/* kubeml-function ends with it after an error of its own: a store or a kubeml-ps that is away, say.
- * EX_TEMPFAIL of sysexits.h: another try may do better. */
+/* kubeml-function's exit status after an error of its own, such as an unreachable store or
+ * kubeml-ps. EX_TEMPFAIL of sysexits.h: a retry may help. */
 enum { EXIT_CAUSE_GAVE_UP = 75 };
 
-/* A reason for an end with `status` (-1: unknown) or by `signal` (0: by none):
- *   Crashed  the program's own fault, which the next try repeats: SIGSEGV and its like; and where
- *            code of users runs in it, an exit with a status that is not the runtime's
+/* The reason of an end with `status` (-1: unknown) or by `signal` (0: no signal):
+ *   Crashed  a fault of the program, which a retry would repeat: SIGSEGV and similar signals; where
+ *            users' code runs in it, also an exit with a status that is not the runtime's
  *   Killed   by a signal from outside
  *   Exited   otherwise
- * Statuses from 126 on are a container runtime's: the program did not run. Static. */
+ * Statuses from 126 on are a container runtime's: the program did not run. The text is static. */
 const char *exit_cause_reason(int status, int signal, bool runs_user_code);
 
 bool exit_cause_is_crash(const char *reason);
-/* Whether it was the cluster's doing or ours, of which the program is not to blame: a reason of
- * Kubernetes' condition DisruptionTarget, of the pod's end with its node, or the one above. */
+/* Whether the cluster or KubeML ended the pod, and not a fault of its program: a reason of
+ * Kubernetes' condition DisruptionTarget, a reason of a pod that ended with its node, or
+ * EXIT_CAUSE_CONTROLLER_RESTARTED. */
 bool exit_cause_is_disruption(const char *reason);
 
 #endif

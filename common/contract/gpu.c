@@ -24,7 +24,7 @@ int gpu_memory_parse(const char *text, uint64_t *bytes, err *e)
     char *end = NULL;
     size_t digits = strspn(text, "0123456789.");
     double number = digits && text[0] != '.' ? strtod(text, &end) : NAN;
-    bool whole = end == text + digits; /* no hexadecimal, no exponent */
+    bool whole = end == text + digits; /* refuses hexadecimal numbers and exponents */
     for (int i = 0; whole && i < UNITS; i++) {
         double value = number * (double)units[i].unit;
         if (strcmp(end, units[i].name) == 0 && value >= 1 && value < 0x1p53) {

@@ -1,10 +1,10 @@
-/* incarnation.h: how a function's processes are numbered.
+/* incarnation.h: numbers a function's processes.
  *
- * One process at a time fills a function index, its incarnation; a lost process is followed by the
- * next number. The generation g of a job's kubeml-ps is how often it was started before; the
- * controller counts. The incarnations of generation g begin at g * ROUND_GENERATION_STEP. So no
- * process of an earlier kubeml-ps is taken for a present function, and the controller reads a pod's
- * generation from its label. */
+ * A function index has one process at a time. The incarnation is the number of that process; the
+ * replacement of a lost process has the next number. The controller counts the starts of a job's
+ * kubeml-ps: its generation g is the number of earlier starts. The incarnations of generation g
+ * begin at g * ROUND_GENERATION_STEP. So no process of an earlier kubeml-ps is taken for a present
+ * function, and the controller reads a pod's generation from its label. */
 #ifndef KUBEML_INCARNATION_H
 #define KUBEML_INCARNATION_H
 

@@ -1,7 +1,7 @@
-/* infer_answer.h: how long an answer to /infer may be.
+/* infer_answer.h: limits the length of a response to /infer.
  *
- * The runtime refuses a question whose answer could be longer than a frame; the controller gives an
- * answer no more room than the question and the model need. */
+ * The runtime refuses a request whose response could be longer than a frame. The controller limits
+ * a response to the size that the request and the model need. */
 #ifndef KUBEML_INFER_ANSWER_H
 #define KUBEML_INFER_ANSWER_H
 
@@ -13,18 +13,19 @@
 enum {
     INFER_NUMBER_BYTES = 24, /* -1.4012984643248171e-45, the longest float, and a comma */
     INFER_CLASS_BYTES = 12,
-    INFER_HEAD_BYTES = 4096, /* of an answer; or a whole one that says what is wrong */
+    INFER_HEAD_BYTES = 4096, /* a response's head, or a whole error response */
 };
 
-/* How long a sample's part of an answer may be. */
+/* The most bytes for one sample in a response: its logits, and its prediction, which is a class
+ * (`classes`) or as long as the logits. */
 static inline size_t infer_sample_bytes(size_t outputs, bool classes)
 {
     size_t row = outputs * INFER_NUMBER_BYTES + 2;
     return row + (classes ? INFER_CLASS_BYTES : row);
 }
 
-/* How long an answer to so many samples is at most, where none is over `frame_bytes_max`, and what
- * its values may take when they are read: of as many numbers as fit, and four lists a sample. */
+/* Computes the most bytes of a response to `samples` samples, at most `frame_bytes_max`, and the
+ * most memory for its parsed values: for as many numbers as fit, and four lists a sample. */
 static inline void infer_answer_limits(size_t samples, size_t outputs, size_t frame_bytes_max,
                                        size_t *frame_bytes, size_t *values_bytes)
 {

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The text of a macro, for help that tells a default. */
+/* The text of a macro, for help that shows a default. */
 #define TEXT_OF(value) #value
 #define TEXT(value)    TEXT_OF(value)
 

@@ -2,10 +2,10 @@
  *
  * A row holds what the rest of the tree needs to know of an option:
  *
- *     request.c          reads, checks and writes a request by it
- *     cli/cmd_train.c    makes the flags of `kubeml train` and their help of it
- *     cli/names.c        completes an option's words by it
- *     kube_trainjob.c    translates between a TrainJob and a request by it
+ *     request.c          reads, checks and writes a request
+ *     cli/cmd_train.c    makes the flags of `kubeml train` and their help
+ *     cli/names.c        completes an option's words
+ *     kube_trainjob.c    translates between a TrainJob and a request
  *     docs/reference/job-options.md has the table that `kubeml __docs job-options` gives
  *
  * A new option is a row here, a field of `request` and the code that uses the field. Three texts
@@ -56,7 +56,7 @@ typedef struct job_option {
     value_kind kind;
     size_t at;        /* of the field in request; the macros of job_options.c check its type */
     double low, high; /* VALUE_INT, VALUE_SEED, VALUE_REAL */
-    /* The value of a request that does not say it; outside low to high it stands for "none".
+    /* The value in a request without this option; outside low to high it stands for "none".
      * `required` options have it in `kubeml train` alone. */
     double default_value;
     const char *words[OPTION_WORDS_MAX]; /* VALUE_WORD; ends with NULL */

@@ -1,5 +1,5 @@
-/* nvml.c: see nvml.h. The declarations are those of NVML's ABI, stable since 2013; of the list of
- * processes the third version, of 2021. */
+/* nvml.c: see nvml.h. The declarations follow NVML's ABI, stable since 2013; the list of processes
+ * is its third version, of 2021. */
 #include "nvml.h"
 
 #include <dlfcn.h>
@@ -18,7 +18,7 @@ typedef struct memory_info {
     unsigned long long total, free, used;
 } memory_info;
 
-/* Its second version counts apart what the driver keeps for itself. */
+/* The second version has the driver's own memory apart (`reserved`). */
 typedef struct memory_split {
     unsigned version;
     unsigned long long total, reserved, free, used;
@@ -41,14 +41,14 @@ typedef struct process_utilization {
     unsigned sm, memory, encoder, decoder; /* per cent */
 } process_utilization;
 
-enum { PROCESSES_MAX = 256, SEEN_MS = 2000 /* without a word of it, it computes nothing */ };
+enum { PROCESSES_MAX = 256, SEEN_MS = 2000 /* without a sample a process computes nothing */ };
 enum { PARTS_MAX = 16, CAPABILITY_LEAST = 8 }; /* scripts/cuda.mk compiles for 8.0 and later */
 #ifndef CUDA_MAJOR
 #define CUDA_MAJOR 0
 #endif
 int nvml_cuda_major = CUDA_MAJOR;
 
-/* NVML's answers */
+/* NVML's return codes */
 enum { INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
 
 struct nvml {
@@ -64,7 +64,7 @@ struct nvml {
     int (*processes)(device, unsigned *count, process_info *out);
     int (*count)(unsigned *out);
     int (*uuid)(device, char *out, unsigned bytes);
-    /* Of newer drivers; NULL: it is an older one. */
+    /* Functions of newer drivers; NULL: the driver is older. */
     int (*process_busy)(device, process_utilization *out, unsigned *count,
                         unsigned long long since);
     int (*mps_processes)(device, unsigned *count, process_info *out);
@@ -74,13 +74,14 @@ struct nvml {
     int (*driver_version)(char *out, unsigned bytes);
     int (*mig_mode)(device, unsigned *now, unsigned *later);
     int (*mig_part)(device, unsigned index, device *out);
-    /* what it told last of this process: when by its clock and by ours (0: never), and how busy */
+    /* the newest utilization sample of this process: its time by NVML's clock and by ours (0:
+     * never), and its value */
     unsigned long long seen_us;
     int64_t seen_ms;
     unsigned seen_percent;
 };
 
-/* CUDA takes the begin of a UUID for it, where no other begins so. */
+/* Finds a GPU by a prefix of its UUID, as CUDA does, if the prefix fits one GPU only. */
 static int find_begun(nvml *n, const char *name, device *out)
 {
     char uuid[NVML_NAME_BYTES];
@@ -97,7 +98,7 @@ static int find_begun(nvml *n, const char *name, device *out)
     return found == 1 ? 0 : NOT_FOUND;
 }
 
-/* By number or UUID, up to the next comma. */
+/* Finds a GPU by number or UUID; `name` ends at the next comma. */
 static int find_named(nvml *n, const char *name, device *out, err *e)
 {
     char first[NVML_NAME_BYTES], *end;
@@ -144,7 +145,7 @@ static int find_calls(nvml *n, int (**init)(void), err *e)
         if (!found && !calls[i].optional)
             return err_set(e, ERR_UNAVAILABLE, "NVML has no %s: the driver is too old",
                            calls[i].name);
-        /* C knows no cast from an object's pointer to a function's */
+        /* C has no cast from an object pointer to a function pointer */
         memcpy(calls[i].to, &found, sizeof found);
     }
     return 0;
@@ -177,7 +178,7 @@ static int load(nvml **out, err *e)
 
 /* ---- which GPUs ------------------------------------------------------------------------------ */
 
-/* One name of a GPU or of a part of one, and nothing else: "" where there is none. */
+/* Reads NVIDIA_VISIBLE_DEVICES if it is exactly one name of a GPU or of a part; else "". */
 static void read_given(char out[NVML_NAME_BYTES])
 {
     const char *told = getenv("NVIDIA_VISIBLE_DEVICES");
@@ -189,7 +190,7 @@ static void read_given(char out[NVML_NAME_BYTES])
     snprintf(out, NVML_NAME_BYTES, "%.*s", (int)len, told ? told : "");
 }
 
-/* What CUDA computes on: the GPU, or the parts that it is divided into (MIG). Gives how many. */
+/* Lists the devices on which CUDA computes: the GPU, or its parts (MIG). Returns their number. */
 static int parts_of(nvml *n, device gpu, device out[PARTS_MAX])
 {
     unsigned now = 0, later = 0;
@@ -198,7 +199,7 @@ static int parts_of(nvml *n, device gpu, device out[PARTS_MAX])
     if (!n->mig_mode || !n->mig_part || n->mig_mode(gpu, &now, &later) != 0 || !now)
         return 1;
     for (unsigned i = 0; i < PARTS_MAX; i++)
-        count += n->mig_part(gpu, i, &out[count]) == 0; /* others' are not there */
+        count += n->mig_part(gpu, i, &out[count]) == 0; /* parts of other containers fail */
     return count;
 }
 
@@ -221,7 +222,8 @@ int nvml_open(nvml **out, err *e)
     return 0;
 }
 
-/* What programs can have. Memory that is the processor's too (GB10) NVML does not count. */
+/* The memory for programs. NVML does not report memory that the GPU shares with the processor
+ * (GB10): the result is then the machine's memory. */
 static int ask_size(nvml *n, device gpu, uint64_t *bytes)
 {
     memory_split split = {.version = MEMORY_SPLIT_VERSION};
@@ -239,7 +241,8 @@ static int ask_size(nvml *n, device gpu, uint64_t *bytes)
     return *bytes ? 0 : status;
 }
 
-/* A driver runs what was built with its own CUDA's major version, or an older one. */
+/* Checks that the driver runs the engine: a driver runs code of its own CUDA's major version and of
+ * older versions. */
 static int check_driver(nvml *n, err *e)
 {
     static const char *const least[] = {[11] = "450.80", [12] = "525.60", [13] = "580"};
@@ -274,10 +277,11 @@ static int describe(nvml *n, device gpu, nvml_gpu *out, err *e)
 typedef struct listing {
     nvml_gpu *out;
     int max, count;
-    bool each; /* or none: an error where one does not answer */
+    bool each; /* a GPU that does not respond is an error */
 } listing;
 
-/* One that nothing of ours runs on nobody misses. */
+/* Logs a GPU that is skipped. With `each` it is an error, unless the engine cannot run on the GPU
+ * anyway (ERR_UNSUPPORTED). */
 static int leave_out(const listing *to, const char *name, const err *why, err *e)
 {
     int len = (int)strcspn(name, ",");
@@ -373,7 +377,7 @@ void nvml_close(nvml *n)
     free(n);
 }
 
-/* ---- what one does --------------------------------------------------------------------------- */
+/* ---- measurements of one GPU ----------------------------------------------------------------- */
 
 static uint64_t listed_bytes(nvml *n, int (*processes)(device, unsigned *count, process_info *out))
 {
@@ -387,17 +391,18 @@ static uint64_t listed_bytes(nvml *n, int (*processes)(device, unsigned *count, 
     return 0;
 }
 
-/* In a container of its own the process has another number than the driver knows. MPS's clients are
- * in a list of their own. */
+/* The GPU memory of this process; 0 in a container with its own PID namespace, where the driver
+ * has another number for the process. Clients of MPS are in a list of their own. */
 static uint64_t own_bytes(nvml *n)
 {
     uint64_t bytes = listed_bytes(n, n->processes);
     return bytes ? bytes : listed_bytes(n, n->mps_processes);
 }
 
-/* The share of the GPU's time in which kernels of this process ran: the newest sample since the
- * last call, which may come seldomer than calls. A process that computes nothing has none; -1 until
- * there is a first, since one that the driver knows by another number has none either. */
+/* The share of the GPU's time in which kernels of this process ran, by NVML's newest sample. NVML
+ * may make samples more rarely than this function is called, and makes no sample of an idle
+ * process: the share is 0 after SEEN_MS without a sample. It is -1 until the first sample, because
+ * a process with another number in the driver never gets a sample. */
 static double own_percent(nvml *n)
 {
     process_utilization all[PROCESSES_MAX];

@@ -1,7 +1,7 @@
-/* nvml.h: what a GPU does, as NVIDIA's management library says.
+/* nvml.h: lists and measures GPUs by NVIDIA's management library (NVML).
  *
- * The library comes with the driver and is loaded when it is there; no header of it is needed. Its
- * file may be named by KUBEML_NVML. One thread at a time. */
+ * The library comes with the driver and is loaded at run time; its header is not needed.
+ * KUBEML_NVML may name its file. One thread at a time. */
 #ifndef KUBEML_NVML_H
 #define KUBEML_NVML_H
 
@@ -12,9 +12,9 @@
 
 enum { NVML_NAME_BYTES = 96 };
 
-/* A GPU of this machine, or a part of one (MIG), as CUDA computes on; its UUID is what
- * CUDA_VISIBLE_DEVICES takes, whatever order CUDA counts in. The memory is without what the driver
- * keeps for itself, and the machine's where the GPU has none of its own. */
+/* A GPU of this machine, or a part of a GPU (MIG). The UUID is a value for CUDA_VISIBLE_DEVICES,
+ * and does not depend on CUDA's order of devices. The memory is without the driver's own part; it
+ * is the machine's memory where the GPU has no memory of its own. */
 typedef struct nvml_gpu {
     char uuid[NVML_NAME_BYTES];
     uint64_t memory_bytes;
@@ -22,36 +22,37 @@ typedef struct nvml_gpu {
 
 typedef struct nvml nvml;
 
-/* Of the CUDA that the engine is built with, 13 say; 0: none is built. Tests set it. */
+/* The major version of the CUDA with which the engine is built, 13 say; 0: built without CUDA.
+ * Tests set it. */
 extern int nvml_cuda_major;
 
 typedef struct nvml_sample {
     char name[NVML_NAME_BYTES];
-    /* of the last second or less in which a kernel ran; of all processes; -1: not told (of a part
-     * of a GPU) */
+    /* share of the last second or less in which a kernel of any process ran; -1: unknown (for a
+     * part of a GPU) */
     int busy_percent;
-    /* taken by all processes; by this one, 0 where processes cannot be told apart */
+    /* used by all processes; used by this process, 0 where it cannot be distinguished */
     uint64_t memory_bytes, own_bytes;
-    uint64_t memory_total; /* 0: neither it nor what is taken is told (the memory is the host's) */
-    double own_percent; /* busy with kernels of this process; -1 where that is not told */
-    double watts;       /* of the whole GPU; -1 where that is not told */
+    uint64_t memory_total; /* 0: total and use are unknown (the memory is the host's) */
+    double own_percent; /* busy with kernels of this process; -1: unknown */
+    double watts;       /* of the whole GPU; -1: unknown */
 } nvml_sample;
 
-/* The GPU that CUDA counts as the first of this process (CUDA_VISIBLE_DEVICES by number, UUID or
- * the begin of one, else what nvml_given says of names, else 0). ERR_NOT_FOUND: no library;
- * ERR_UNAVAILABLE: it does not start, or there is no such GPU; of the next two too. */
+/* Opens the first GPU that CUDA shows to this process: CUDA_VISIBLE_DEVICES by number, UUID or
+ * prefix of a UUID; else the name that nvml_given uses; else GPU 0. Errors, also of nvml_list and
+ * nvml_given: ERR_NOT_FOUND: no library; ERR_UNAVAILABLE: the library does not start, or there is
+ * no such GPU. */
 int nvml_open(nvml **out, err *e);
 void nvml_close(nvml *n); /* NULL is fine */
-/* The GPUs that this process may use (CUDA_VISIBLE_DEVICES, else all), `max` at most. One whose
- * compute capability or driver is less than the engine needs is left out, with a warning in the
- * log, and so is one that does not answer, unless `each` must (ERR_UNAVAILABLE). */
+/* Lists the GPUs that this process may use (CUDA_VISIBLE_DEVICES, else all), `max` at most. Skips
+ * GPUs whose compute capability or driver is too old for the engine, with a warning in the log.
+ * A GPU that does not respond is skipped too, or is ERR_UNAVAILABLE if `each` is set. */
 int nvml_list(bool each, nvml_gpu *out, int max, int *count, err *e);
-/* The one GPU, or part of one (MIG), that this container was given: what its runtime was told
- * (NVIDIA_VISIBLE_DEVICES), where that is one name, without the number of a share (GPU-x::2), else
- * the only one that is there. ERR_UNAVAILABLE: several GPUs, or none that nvml_list would not leave
- * out. */
+/* Finds the one GPU, or part of a GPU (MIG), of this container: the name in NVIDIA_VISIBLE_DEVICES
+ * if that is one name, without the number of a share (GPU-x::2), else the only GPU of the machine.
+ * ERR_UNAVAILABLE: there are several GPUs, or no GPU that nvml_list would list. */
 int nvml_given(nvml_gpu *out, err *e);
-/* ERR_UNAVAILABLE: the GPU does not answer. */
+/* Measures the GPU now. ERR_UNAVAILABLE: the GPU does not respond. */
 int nvml_read(nvml *n, nvml_sample *out, err *e);
 
 #endif

@@ -16,7 +16,7 @@ const char *reduce_path_name(reduce_path path)
     return names[path];
 }
 
-/* How many GPUs the functions are on; 0: one of them at least computes on a CPU. */
+/* The number of GPUs that the functions use; 0: at least one function computes on a CPU. */
 static int count_gpus(const reduce_facts *f)
 {
     int count = 0;

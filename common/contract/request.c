@@ -33,7 +33,8 @@ static bool name_byte(char c, bool slash)
            c == '_' || c == '.' || (slash && c == '/');
 }
 
-/* Names become keys and file names: a small alphabet, and never a way out of a folder. */
+/* Reads a name. Names become keys and file names: they have a small alphabet, and never lead out of
+ * a folder. */
 static int read_name(const char *where, const json_t *v, bool slash, char out[REQUEST_NAME_BYTES],
                      err *e)
 {
@@ -81,7 +82,7 @@ static int read_real(const char *where, const job_option *o, const json_t *v, do
     return 0;
 }
 
-/* Says which words there are: must be "a", "b" or "c". */
+/* Sets an error that lists the words: must be "a", "b" or "c". */
 static int refuse_word(const job_option *o, err *e)
 {
     char list[200] = "";
@@ -178,7 +179,7 @@ static int read_value(const char *where, const job_option *o, const json_t *v, r
     switch (o->kind) {
     case VALUE_NAME: return read_name(where, v, false, at, e);
     case VALUE_PATH:
-        /* The canonical form writes it always; "" is a fresh model. */
+        /* The canonical form always has it; "" is a new model. */
         if (json_is_string(v) && json_string_length(v) == 0)
             return 0;
         return read_name(where, v, true, at, e);
@@ -199,7 +200,7 @@ static int read_value(const char *where, const job_option *o, const json_t *v, r
     return err_set(e, ERR_INTERNAL, "%s: unknown kind of value", where);
 }
 
-/* One option of the object, by its name or its alias. */
+/* Reads one option of the object, by its name or its alias. */
 static int read_option(const json_t *object, const char *prefix, const job_option *o, request *out,
                        err *e)
 {
@@ -303,7 +304,7 @@ static json_t *value_json(const job_option *o, const request *r)
     return NULL;
 }
 
-/* What is written always comes first, as in the records from before the other options existed. */
+/* Writes the `always` options first, as records did before the other options existed. */
 static json_t *object_json(option_object in, const request *r)
 {
     json_t *object = json_object();

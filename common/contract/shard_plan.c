@@ -38,7 +38,7 @@ static uint32_t chunk_size(const shard_plan_spec *s, uint32_t chunks, uint32_t c
     return (uint32_t)(s->samples - (uint64_t)(chunks - 1) * s->chunk_samples);
 }
 
-/* The functions as a binary heap by (samples, index): the root takes the next chunk. */
+/* The functions form a binary heap by (samples, index): the root takes the next chunk. */
 static bool takes_before(const uint64_t *share, int a, int b)
 {
     return share[a] != share[b] ? share[a] < share[b] : a < b;
@@ -60,7 +60,7 @@ static void heap_sink(int *heap, int count, const uint64_t *share)
     }
 }
 
-/* Who takes each chunk of the permuted order; fills the shares. */
+/* Chooses the function of each chunk in the permuted order; fills `share` and counts in `begin`. */
 static void shard_plan_out(shard_plan *d, const uint32_t *order, uint16_t *taker)
 {
     int heap[SHARD_PLAN_FUNCTIONS_MAX];
@@ -74,7 +74,7 @@ static void shard_plan_out(shard_plan *d, const uint32_t *order, uint16_t *taker
     }
 }
 
-/* Sorts the chunks by taker; within a share the dealt order, the short chunk last. */
+/* Sorts the chunks by function; in a shard they keep the permuted order, the short chunk last. */
 static void make_lists(shard_plan *d, const uint32_t *order, const uint16_t *taker)
 {
     uint32_t fill[SHARD_PLAN_FUNCTIONS_MAX];

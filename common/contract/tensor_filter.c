@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* How long the part at `at` is; `next` is where the one after it begins. */
+/* The length of the name at `at`; sets `next` to the next name. */
 static size_t part(const char *at, const char **next)
 {
     size_t len = strcspn(at, ",");

@@ -83,7 +83,7 @@ int kube_config_in_cluster(const char *dir, kube_config *out, err *e)
 
 /* ---- YAML ------------------------------------------------------------------------------------ */
 
-/* Scalars become texts; aliases are followed, within the limits. */
+/* Converts YAML to JSON: scalars become strings, aliases are followed. NULL beyond the limits. */
 static json_t *node_json(yaml_document_t *d, yaml_node_t *n, int depth, int *nodes)
 {
     if (!n || depth > YAML_DEPTH_MAX || ++*nodes > YAML_NODES_MAX)
@@ -147,8 +147,8 @@ static int yaml_read(const char *path, json_t **out, err *e)
 
 /* ---- kubeconfig ------------------------------------------------------------------------------ */
 
-/* All files of the list as one: `clusters`, `users` and `contexts` in a row, each entry with the
- * folder that its relative paths start from. The first that names something wins. */
+/* Appends the `clusters`, `users` and `contexts` of one file to `all`. Each entry gets the folder
+ * from which its relative paths start. The first file that has a name wins. */
 static int merge(json_t *all, const json_t *one, const char *path, err *e)
 {
     static const char *const lists[] = {"clusters", "users", "contexts"};
@@ -224,12 +224,12 @@ int kube_config_decode(const char *text, const char *field, char **out, err *e)
         free(bytes);
         return err_set(e, ERR_INVALID, "%s is not base64", field);
     }
-    bytes[got] = '\0'; /* padding decodes to NULs, which end the text as well */
+    bytes[got] = '\0'; /* padding decodes to NULs, which also end the text */
     *out = (char *)bytes;
     return 0;
 }
 
-/* NAME-data holds it in base64, NAME is a file. */
+/* Takes a PEM: the field NAME-data holds it in base64, the field NAME holds a file's path. */
 static int take_pem(const json_t *from, const char *name, const char *folder, char **file,
                     char **pem, err *e)
 {
@@ -245,7 +245,7 @@ static int take_pem(const json_t *from, const char *name, const char *folder, ch
     return copy(file, path, e);
 }
 
-/* `run_until_ms`: for a program by which the user signs in; 0: none is run. */
+/* `run_until_ms`: the deadline of the program of `exec`; 0: `exec` is refused. */
 static int take_user(const json_t *user, const char *folder, int64_t run_until_ms, kube_config *c,
                      err *e)
 {

@@ -19,9 +19,9 @@ static const char info_name[] = "KUBERNETES_EXEC_INFO";
 static const char *const versions[] = {"client.authentication.k8s.io/v1",
                                        "client.authentication.k8s.io/v1beta1"};
 
-/* What is run. `argv` points into the kubeconfig, `envp` into `own` and what we have ourselves. */
+/* The command to run. `argv` points into the kubeconfig, `envp` into `own` and our environment. */
 typedef struct command {
-    const char *name;    /* as the kubeconfig has it */
+    const char *name;    /* as in the kubeconfig */
     const char *version; /* one of `versions` */
     char path[FS_PATH_BYTES];
     char *argv[KUBE_EXEC_ITEMS_MAX + 2];
@@ -49,7 +49,7 @@ static int find_program(command *c, const json_t *exec, const char *folder, err 
 {
     const char *hint = text_in(exec, "installHint");
     char named[FS_PATH_BYTES];
-    bool beside = strchr(c->name, '/') && c->name[0] != '/'; /* the kubeconfig */
+    bool beside = strchr(c->name, '/') && c->name[0] != '/'; /* relative to the kubeconfig */
     if (fs_path(named, e, "%s%s%s", beside && folder ? folder : "", beside && folder ? "/" : "",
                 c->name))
         return -1;
@@ -100,7 +100,7 @@ static int take_variables(command *c, const json_t *exec, err *e)
     return 0;
 }
 
-/* The cluster's certificate in base64, as `spec.cluster` has it; "" where it has none. */
+/* Writes the cluster's CA certificate in base64, for `spec.cluster`; "" where there is none. */
 static int authority(const kube_config *k, buf *out, err *e)
 {
     cleanup_buf buf file;
@@ -158,7 +158,7 @@ static bool is_own(const command *c, const char *variable)
     return false;
 }
 
-/* Ours, without what the kubeconfig says otherwise. */
+/* Makes the program's environment: the kubeconfig's variables, and ours of other names. */
 static int make_environment(command *c, err *e)
 {
     size_t count = 0, used = 0;
@@ -197,10 +197,10 @@ static int command_init(command *c, const json_t *exec, const char *folder, cons
                : 0;
 }
 
-/* ---- what it says ---------------------------------------------------------------------------- */
+/* ---- its output ------------------------------------------------------------------------------ */
 
-/* The end of what it wrote to stderr, in one line. */
-static void last_words(const builder_run *r, char out[WORDS_BYTES + 1])
+/* Copies the end of its stderr, in one line. */
+static void last_words(const process_run *r, char out[WORDS_BYTES + 1])
 {
     size_t len = r->last_len;
     while (len && (unsigned char)r->last[len - 1] <= ' ')
@@ -214,11 +214,11 @@ static void last_words(const builder_run *r, char out[WORDS_BYTES + 1])
 
 static int run(const command *c, int64_t deadline_ms, buf *out, err *e)
 {
-    builder_run r = {.argv = c->argv, .envp = c->envp, .folder = ".", .deadline_ms = deadline_ms};
+    process_run r = {.argv = c->argv, .envp = c->envp, .folder = ".", .deadline_ms = deadline_ms};
     buf none;
     char words[WORDS_BYTES + 1];
-    buf_init(&none, 0); /* all of stderr goes where its end is kept */
-    if (builder_run_program(&r, out, &none, e))
+    buf_init(&none, 0); /* stderr does not fit, so that its end goes to r.last */
+    if (process_run_program(&r, out, &none, e))
         return err_wrap(e, "the kubeconfig's user signs in by a program");
     buf_free(&none);
     last_words(&r, words);
@@ -236,7 +236,7 @@ static int run(const command *c, int64_t deadline_ms, buf *out, err *e)
                    *words ? ": " : "", words);
 }
 
-/* Until when it is good, 0 where it does not say so in UTC. */
+/* When the credentials expire; 0 where there is no such time in UTC. */
 static int64_t expiry_ms(const json_t *status)
 {
     struct tm when = {0};

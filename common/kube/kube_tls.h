@@ -1,4 +1,4 @@
-/* kube_tls.h: a kubeconfig's certificates and token on a libcurl handle. */
+/* kube_tls.h: sets a kubeconfig's certificates and token on a libcurl handle. */
 #ifndef KUBEML_KUBE_TLS_H
 #define KUBEML_KUBE_TLS_H
 
@@ -6,10 +6,10 @@
 
 #include "kube_config.h"
 
-/* `c` outlives the handle's use. */
+/* Sets CA, client certificate and key. `c` must outlive the handle's use. */
 void kube_tls_set(CURL *curl, const kube_config *c);
-/* "Authorization: Bearer ..."; *out stays NULL where it has no token. A token's file is read anew
- * each time: it is rotated. Caller frees. */
+/* Makes the header "Authorization: Bearer ...", the caller's to free; *out stays NULL where `c` has
+ * no token. Reads a token's file anew each time, because tokens are rotated. */
 int kube_bearer(const kube_config *c, char **out, err *e);
 
 #endif

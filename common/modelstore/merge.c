@@ -37,6 +37,11 @@ static const merge_rule rules[] = {
     {"uniform", weights_uniform},
 };
 
+const merge_rule *merge_rule_default(void)
+{
+    return &rules[0];
+}
+
 int merge_rule_find(const char *name, const merge_rule **out, err *e)
 {
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {

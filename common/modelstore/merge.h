@@ -38,6 +38,9 @@ typedef struct merge_rule {
     void (*weights)(const uint64_t *samples, int n, double *weight);
 } merge_rule;
 
+/* The rule of every job: the mean. Also the rule by which a round's only contribution becomes the
+ * reference as it is. Callers that choose a rule ask here. */
+const merge_rule *merge_rule_default(void);
 /* ERR_UNSUPPORTED naming the rule and those there are. */
 int merge_rule_find(const char *name, const merge_rule **out, err *e);
 

@@ -99,7 +99,7 @@ typedef struct modelstore_round {
     int64_t epoch, round; /* the open round */
     int64_t version;      /* of the reference it was trained from; the merge is version + 1 */
     int64_t next_epoch, next_round; /* the round that the merge opens */
-    const char *rule;               /* merge.h: "mean" */
+    const char *rule;               /* a name of merge.h */
     const modelstore_part *parts;   /* in the order of summation: by function */
     size_t count;
     /* What this merge adds to the ledger: JSON text, kept verbatim, committed with the reference.

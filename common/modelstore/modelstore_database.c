@@ -2,12 +2,15 @@
  * merges. The job is one key of the module's type; its commands decide what is stale, twice or
  * missing, so this file only carries. Under shm the bytes lie in the segment and a command names
  * the slot; over sockets they travel in chunks, written and read without a copy on this side. */
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/cleanup.h"
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
+#include "merge.h"
 #include "modelstore_redis.h"
 #include "modelstore_table.h"
 
@@ -18,11 +21,9 @@ static remote *remote_of(modelstore *m)
     return (remote *)(void *)m;
 }
 
-/* Begins "KUBEML.<command> <the job's key>"; `key` must live until the command was sent. */
-static void begin(remote *r, const char *command, char key[REMOTE_KEY_BYTES])
+static const char *model_key(const remote *r, char out[REMOTE_KEY_BYTES])
 {
-    resp_begin(r->cmd, command);
-    resp_add(r->cmd, modelstore_key(r, "model", key));
+    return modelstore_key(r, "model", out);
 }
 
 static int database_open(const modelstore_access *a, modelstore_role role, int64_t deadline_ms,
@@ -32,17 +33,18 @@ static int database_open(const modelstore_access *a, modelstore_role role, int64
     if (remote_open(&modelstore_database, a, role, deadline_ms, &m, e))
         return -1;
     remote *r = remote_of(m);
-    resp_reply reply = {.type = RESP_NIL};
-    resp_begin(r->cmd, "KUBEML.VERSION");
-    int rc = remote_call(r, &reply, NULL, deadline_ms, e);
+    cleanup_reply redisReply *reply = NULL;
+    int rc = redis_command_format(&r->cmd, e, "KUBEML.VERSION") ||
+                     remote_call(r, &reply, NULL, deadline_ms, e)
+                 ? -1
+                 : 0;
     if (rc != 0 && e && e->code == ERR_UNSUPPORTED)
         err_set(e, ERR_UNSUPPORTED,
                 "this Redis has not loaded kubeml-redis.so, which merging in "
                 "the database needs");
-    else if (rc == 0 && reply.integer != MODULE_VERSION)
+    else if (rc == 0 && reply->integer != MODULE_VERSION)
         rc = err_set(e, ERR_UNSUPPORTED, "kubeml-redis.so is of version %lld, not %d",
-                     (long long)reply.integer, MODULE_VERSION);
-    resp_reply_free(&reply);
+                     reply->integer, MODULE_VERSION);
     if (rc != 0)
         remote_close(r);
     else
@@ -58,37 +60,36 @@ typedef struct raw_status {
     char segment[SHM_NAME_BYTES];
 } raw_status;
 
-static int parse_status(const resp_reply *reply, raw_status *out, err *e)
+static int parse_status(const redisReply *reply, raw_status *out, err *e)
 {
-    const resp_reply *v = reply->element;
-    if (reply->type != RESP_ARRAY || reply->count < STATUS_HEAD || v[8].type != RESP_BULK ||
-        v[8].len >= sizeof out->segment)
+    redisReply *const *v = reply->element;
+    if (reply->type != REDIS_REPLY_ARRAY || reply->elements < STATUS_HEAD ||
+        v[8]->type != REDIS_REPLY_STRING || v[8]->len >= sizeof out->segment)
         return err_set(e, ERR_CORRUPT, "redis: an answer of another form to KUBEML.STATUS");
     modelstore_status *s = &out->status;
-    out->raw_version = v[0].integer;
-    s->state = (modelstore_state){v[1].integer ? v[0].integer : -1, v[2].integer, v[3].integer,
-                                  (uint64_t)v[4].integer};
-    s->layout_digest = (uint64_t)v[5].integer;
-    memcpy(out->segment, v[8].bytes, v[8].len + 1);
-    s->count = (size_t)v[9].integer;
-    if (s->count > MODELSTORE_FUNCTIONS_MAX || reply->count != STATUS_HEAD + 4 * s->count)
+    out->raw_version = v[0]->integer;
+    s->state = (modelstore_state){v[1]->integer ? v[0]->integer : -1, v[2]->integer, v[3]->integer,
+                                  (uint64_t)v[4]->integer};
+    s->layout_digest = (uint64_t)v[5]->integer;
+    memcpy(out->segment, v[8]->str, v[8]->len + 1);
+    s->count = (size_t)v[9]->integer;
+    if (s->count > MODELSTORE_FUNCTIONS_MAX || reply->elements != STATUS_HEAD + 4 * s->count)
         return err_set(e, ERR_CORRUPT, "redis: an answer of another form to KUBEML.STATUS");
     for (size_t i = 0; i < s->count; i++) {
-        const resp_reply *p = v + STATUS_HEAD + 4 * i;
-        s->published[i] = (modelstore_published){(int)p[0].integer, (int)p[1].integer,
-                                                 (uint64_t)p[2].integer, (uint64_t)p[3].integer};
+        redisReply *const *p = v + STATUS_HEAD + 4 * i;
+        s->published[i] = (modelstore_published){(int)p[0]->integer, (int)p[1]->integer,
+                                                 (uint64_t)p[2]->integer, (uint64_t)p[3]->integer};
     }
     return 0;
 }
 
 static int get_status(remote *r, int64_t deadline_ms, raw_status *out, err *e)
 {
-    char key[REMOTE_KEY_BYTES];
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    begin(r, "KUBEML.STATUS", key);
-    if (remote_call(r, &reply, NULL, deadline_ms, e))
-        return -1;
-    return parse_status(&reply, out, e);
+    cleanup_reply redisReply *reply = NULL;
+    return remote_ask(r, "KUBEML.STATUS", "model", &reply, deadline_ms, e) ||
+                   parse_status(reply, out, e)
+               ? -1
+               : 0;
 }
 
 static int database_status(modelstore *m, int64_t deadline_ms, modelstore_status *out, err *e)
@@ -122,34 +123,35 @@ static int database_state(modelstore *m, int64_t deadline_ms, modelstore_state *
 static int database_attach(modelstore *m, layout *out, int64_t deadline_ms, err *e)
 {
     remote *r = remote_of(m);
-    char key[REMOTE_KEY_BYTES];
-    cleanup_reply resp_reply text = {.type = RESP_NIL};
+    cleanup_reply redisReply *text = NULL;
     cleanup_free raw_status *raw = malloc(sizeof *raw);
     if (!raw)
         return err_set(e, ERR_NOMEM, "no memory for a status");
-    begin(r, "KUBEML.LAYOUT", key);
-    if (remote_call(r, &text, NULL, deadline_ms, e) || get_status(r, deadline_ms, raw, e))
+    if (remote_ask(r, "KUBEML.LAYOUT", "model", &text, deadline_ms, e) ||
+        get_status(r, deadline_ms, raw, e))
         return -1;
-    if (text.type != RESP_BULK)
+    if (text->type != REDIS_REPLY_STRING)
         return err_set(e, ERR_CORRUPT, "redis: an answer of another form to KUBEML.LAYOUT");
-    if (remote_attach(r, text.bytes, text.len, raw->segment, e))
+    if (remote_attach(r, text->str, text->len, raw->segment, e))
         return -1;
-    return out ? layout_parse_text(text.bytes, text.len, out, e) : 0;
+    return out ? layout_parse_text(text->str, text->len, out, e) : 0;
 }
 
 /* ---- publishing -----------------------------------------------------------------------------
  *
  * Chunks travel on a connection of their own, whose next command is announced as soon as the last
- * one was carried out (resp_announce): a model of one chunk, which is a small one's whole round, is
- * read by Redis to where it stays until the merge. */
+ * one was carried out (redis_link_announce): a model of one chunk, which is a small one's whole
+ * round, is read by Redis to where it stays until the merge. */
 
-enum { WRITE_ARGUMENTS = 8 };
+enum { ARGUMENTS_BEHIND = 5 };
 
 static int announce_chunk(remote *r, size_t len, int64_t deadline_ms, err *e)
 {
     char key[REMOTE_KEY_BYTES];
-    begin(r, "KUBEML.WRITE", key);
-    return resp_announce(r->writer, r->cmd, WRITE_ARGUMENTS, len, deadline_ms, e);
+    return redis_command_format(&r->cmd, e, "KUBEML.WRITE %s", model_key(r, key)) ||
+                   redis_link_announce(r->writer, &r->cmd, len, ARGUMENTS_BEHIND, deadline_ms, e)
+               ? -1
+               : 0;
 }
 
 static int write_chunk(remote *r, const modelstore_publication *p, block b, size_t chunk,
@@ -160,25 +162,22 @@ static int write_chunk(remote *r, const modelstore_publication *p, block b, size
     if (!r->announced && announce_chunk(r, len, deadline_ms, e))
         return -1;
     r->announced = false;
-    resp_begin_rest(r->cmd);
-    resp_add_int(r->cmd, p->epoch);
-    resp_add_int(r->cmd, p->round);
-    resp_add_int(r->cmd, p->function);
-    resp_add_int(r->cmd, p->incarnation);
-    resp_add_int(r->cmd, (int64_t)chunk);
-    return resp_send_rest(r->writer, at, len, r->cmd, deadline_ms, e);
+    return redis_command_format(&r->cmd, e, "%" PRId64 " %" PRId64 " %d %d %lu", p->epoch, p->round,
+                                p->function, p->incarnation, chunk) ||
+                   redis_link_send_long(r->writer, at, len, &r->cmd, deadline_ms, e)
+               ? -1
+               : 0;
 }
 
 /* Takes `count` replies to WRITE; the first refusal goes to `refusal`. */
 static int take_writes(remote *r, size_t count, int patience_ms, err *refusal, err *e)
 {
     for (size_t i = 0; i < count; i++) {
-        resp_reply reply;
-        if (resp_receive(r->writer, &reply, clock_deadline_ms(patience_ms), e))
+        cleanup_reply redisReply *reply = NULL;
+        if (redis_link_receive(r->writer, &reply, clock_deadline_ms(patience_ms), e))
             return -1;
-        if (reply.type == RESP_ERROR && refusal->code == ERR_NONE)
-            resp_error(&reply, refusal);
-        resp_reply_free(&reply);
+        if (reply->type == REDIS_REPLY_ERROR && refusal->code == ERR_NONE)
+            redis_link_error(reply, refusal);
     }
     return 0;
 }
@@ -206,27 +205,24 @@ static int write_chunks(remote *r, const modelstore_publication *p, block b, uin
     return 0;
 }
 
-static void begin_publish(remote *r, const modelstore_publication *p, uint64_t checksum, int slot,
-                          char key[REMOTE_KEY_BYTES])
+static int format_publish(remote *r, const modelstore_publication *p, uint64_t checksum, int slot,
+                          err *e)
 {
-    begin(r, "KUBEML.PUBLISH", key);
-    resp_add_int(r->cmd, p->epoch);
-    resp_add_int(r->cmd, p->round);
-    resp_add_int(r->cmd, p->version);
-    resp_add_int(r->cmd, p->function);
-    resp_add_int(r->cmd, p->incarnation);
-    resp_add_int(r->cmd, (int64_t)p->samples);
-    resp_add_hash(r->cmd, checksum);
-    resp_add_hash(r->cmd, r->layout.digest);
-    resp_add_int(r->cmd, slot);
+    char key[REMOTE_KEY_BYTES];
+    return redis_command_format(&r->cmd, e,
+                                "KUBEML.PUBLISH %s %" PRId64 " %" PRId64 " %" PRId64
+                                " %d %d %" PRId64 " %016" PRIx64 " %016" PRIx64 " %d",
+                                model_key(r, key), p->epoch, p->round, p->version, p->function,
+                                p->incarnation, (int64_t)p->samples, checksum, r->layout.digest,
+                                slot);
 }
 
 static int send_publish(remote *r, const modelstore_publication *p, uint64_t checksum, int slot,
                         int64_t deadline_ms, err *e)
 {
-    char key[REMOTE_KEY_BYTES];
-    begin_publish(r, p, checksum, slot, key);
-    return remote_call(r, NULL, NULL, deadline_ms, e);
+    return format_publish(r, p, checksum, slot, e) || remote_call(r, NULL, NULL, deadline_ms, e)
+               ? -1
+               : 0;
 }
 
 /* One attempt: the chunks, and PUBLISH right behind them, before their replies. A refused chunk is
@@ -236,32 +232,33 @@ static int publish_by_chunks(remote *r, const modelstore_publication *p, block b
                              int64_t deadline_ms, uint64_t *checksum, err *e)
 {
     const int patience_ms = clock_left_ms(deadline_ms);
-    char key[REMOTE_KEY_BYTES];
     size_t pieces = block_pieces(r->layout.shape), ahead, first;
     cleanup_free uint64_t *hash = calloc(pieces, sizeof *hash);
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
+    cleanup_reply redisReply *reply = NULL;
     err refusal = ERR_INIT, last = ERR_INIT;
     if (!hash)
         return err_set(e, ERR_NOMEM, "no memory for the hashes of %zu pieces", pieces);
-    if (remote_connect_writer(r, deadline_ms, e) ||
-        write_chunks(r, p, b, hash, patience_ms, &ahead, &refusal, e))
+    if (remote_connect_writer(r, deadline_ms, e))
         return -1;
+    if (write_chunks(r, p, b, hash, patience_ms, &ahead, &refusal, e))
+        return remote_disconnect_writer(r), -1; /* half a command may be there */
     deadline_ms = clock_deadline_ms(patience_ms);
     if (refusal.code == ERR_NONE)
         *checksum = block_root_hash(hash, pieces);
     else if (block_checksum(r->layout.shape, b, 1, checksum, e))
         return remote_disconnect_writer(r), -1; /* replies are still to come */
     remote_chunk(r->layout.shape, b, 0, &first);
-    begin_publish(r, p, *checksum, -1, key);
-    if (resp_hold(r->writer, r->cmd, deadline_ms, e) || announce_chunk(r, first, deadline_ms, e))
-        return -1;
+    if (format_publish(r, p, *checksum, -1, e) ||
+        redis_link_append(r->writer, &r->cmd, deadline_ms, e) ||
+        announce_chunk(r, first, deadline_ms, e))
+        return remote_disconnect_writer(r), -1;
     r->announced = true;
     if (take_writes(r, ahead, patience_ms, &refusal, e) ||
-        resp_receive(r->writer, &reply, clock_deadline_ms(patience_ms), e))
+        redis_link_receive(r->writer, &reply, clock_deadline_ms(patience_ms), e))
         return -1;
-    if (reply.type != RESP_ERROR)
+    if (reply->type != REDIS_REPLY_ERROR)
         return 0;
-    resp_error(&reply, &last);
+    redis_link_error(reply, &last);
     if (e)
         *e = refusal.code != ERR_NONE && refusal.code != ERR_CONFLICT ? refusal : last;
     return -1;
@@ -300,10 +297,11 @@ static int database_publish(modelstore *m, const modelstore_publication *p, cons
 static int ask_chunk(remote *r, int64_t version, size_t i, int64_t deadline_ms, err *e)
 {
     char key[REMOTE_KEY_BYTES];
-    begin(r, "KUBEML.READ", key);
-    resp_add_int(r->cmd, version);
-    resp_add_int(r->cmd, (int64_t)i);
-    return resp_hold(r->c, r->cmd, deadline_ms, e);
+    return redis_command_format(&r->cmd, e, "KUBEML.READ %s %" PRId64 " %lu", model_key(r, key),
+                                version, i) ||
+                   redis_link_append(r->c, &r->cmd, deadline_ms, e)
+               ? -1
+               : 0;
 }
 
 /* Asks for chunks, at most a window ahead of what was taken. */
@@ -330,7 +328,7 @@ static int take_chunks(remote *r, const modelstore_state *s, size_t asked, block
         if (ask_ahead(r, s->version, i, &asked, clock_deadline_ms(patience_ms), e))
             return -1;
         char *at = remote_chunk(r->layout.shape, to, i, &len);
-        if (resp_receive_into(r->c, at, len, clock_deadline_ms(patience_ms), e))
+        if (redis_link_receive_long(r->c, at, len, clock_deadline_ms(patience_ms), e))
             return -1;
         remote_carried(r);
         remote_hash_chunk(r->layout.shape, to, i, hash);
@@ -346,8 +344,8 @@ static int take_chunks(remote *r, const modelstore_state *s, size_t asked, block
 static int skip_chunks(remote *r, size_t asked, int64_t deadline_ms, err *e)
 {
     for (size_t i = 0; i < asked; i++) {
-        cleanup_reply resp_reply reply = {.type = RESP_NIL};
-        if (resp_receive(r->c, &reply, deadline_ms, e))
+        cleanup_reply redisReply *reply = NULL;
+        if (redis_link_receive(r->c, &reply, deadline_ms, e))
             return -1;
     }
     return 0;
@@ -360,15 +358,15 @@ static int fetch_once(remote *r, int64_t version, block to, int64_t deadline_ms,
 {
     char key[REMOTE_KEY_BYTES];
     size_t asked = 0;
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    begin(r, "KUBEML.STATUS", key);
-    if (resp_hold(r->c, r->cmd, deadline_ms, e) ||
+    cleanup_reply redisReply *reply = NULL;
+    if (redis_command_format(&r->cmd, e, "KUBEML.STATUS %s", model_key(r, key)) ||
+        redis_link_append(r->c, &r->cmd, deadline_ms, e) ||
         ask_ahead(r, version, 0, &asked, deadline_ms, e) ||
-        resp_receive(r->c, &reply, deadline_ms, e))
+        redis_link_receive(r->c, &reply, deadline_ms, e))
         return -1;
-    if (reply.type == RESP_ERROR)
-        return resp_error(&reply, e);
-    if (parse_status(&reply, raw, e))
+    if (reply->type == REDIS_REPLY_ERROR)
+        return redis_link_error(reply, e);
+    if (parse_status(reply, raw, e))
         return -1;
     if (raw->status.state.version != version)
         return skip_chunks(r, asked, deadline_ms, e);
@@ -414,13 +412,13 @@ static int database_fetch(modelstore *m, int64_t version_min, block to, int64_t 
 
 /* ---- merging -------------------------------------------------------------------------------- */
 
-static int parse_merged(const resp_reply *reply, modelstore_merged *out, err *e)
+static int parse_merged(const redisReply *reply, modelstore_merged *out, err *e)
 {
-    const resp_reply *v = reply->element;
-    if (reply->type != RESP_ARRAY || reply->count != 4)
+    redisReply *const *v = reply->element;
+    if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 4)
         return err_set(e, ERR_CORRUPT, "redis: an answer of another form to KUBEML.MERGE");
     out->state =
-        (modelstore_state){v[0].integer, v[1].integer, v[2].integer, (uint64_t)v[3].integer};
+        (modelstore_state){v[0]->integer, v[1]->integer, v[2]->integer, (uint64_t)v[3]->integer};
     return 0;
 }
 
@@ -437,22 +435,21 @@ static void parse_bad_function(err *last, modelstore_merged *out)
     memmove(last->message, end + 1, strlen(end + 1) + 1);
 }
 
-static void build_merge(remote *r, const modelstore_round *round, char key[REMOTE_KEY_BYTES])
+/* The numbers, of which there are three a function, stand in the format already. */
+static int format_merge(remote *r, const modelstore_round *round, err *e)
 {
-    begin(r, "KUBEML.MERGE", key);
-    resp_add_int(r->cmd, round->epoch);
-    resp_add_int(r->cmd, round->round);
-    resp_add_int(r->cmd, round->version);
-    resp_add_int(r->cmd, round->next_epoch);
-    resp_add_int(r->cmd, round->next_round);
-    resp_add(r->cmd, round->rule);
-    resp_add(r->cmd, round->ledger ? round->ledger : "");
-    resp_add_int(r->cmd, (int64_t)round->count);
-    for (size_t i = 0; i < round->count; i++) {
-        resp_add_int(r->cmd, round->parts[i].function);
-        resp_add_int(r->cmd, round->parts[i].incarnation);
-        resp_add_int(r->cmd, (int64_t)round->parts[i].samples);
-    }
+    enum { HEAD_BYTES = 192, PART_BYTES = 48 };
+    char key[REMOTE_KEY_BYTES], format[HEAD_BYTES + MODELSTORE_FUNCTIONS_MAX * PART_BYTES];
+    int at = snprintf(format, HEAD_BYTES,
+                      "KUBEML.MERGE %%s %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
+                      " %%s %%s %zu",
+                      round->epoch, round->round, round->version, round->next_epoch,
+                      round->next_round, round->count);
+    for (const modelstore_part *p = round->parts; p < round->parts + round->count; p++)
+        at += snprintf(format + at, PART_BYTES, " %d %d %" PRIu64, p->function, p->incarnation,
+                       p->samples);
+    return redis_command_format(&r->cmd, e, format, model_key(r, key), round->rule,
+                                round->ledger ? round->ledger : "");
 }
 
 /* After a refusal as stale: the present state; and whether it is this very merge's, carried out
@@ -471,13 +468,13 @@ static bool was_merged(remote *r, const modelstore_round *round, int64_t deadlin
 static int merge_call(remote *r, const modelstore_round *round, int64_t deadline_ms,
                       modelstore_merged *out, err *e)
 {
-    char key[REMOTE_KEY_BYTES];
     bool again = false;
     err last = ERR_INIT;
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    build_merge(r, round, key);
+    cleanup_reply redisReply *reply = NULL;
+    if (format_merge(r, round, e))
+        return -1;
     if (remote_call(r, &reply, &again, deadline_ms, &last) == 0)
-        return parse_merged(&reply, out, e);
+        return parse_merged(reply, out, e);
     if (last.code == ERR_STALE && was_merged(r, round, deadline_ms, out) && again)
         return 0;
     parse_bad_function(&last, out);
@@ -501,19 +498,14 @@ static int send_create(remote *r, const modelstore_state *start, int64_t raw_ver
                        bool present, const char *ledger, int64_t deadline_ms, err *e)
 {
     char key[REMOTE_KEY_BYTES];
-    begin(r, "KUBEML.CREATE", key);
-    resp_add(r->cmd, r->layout.text);
-    resp_add_int(r->cmd, (int64_t)r->layout.shape.floats);
-    resp_add_int(r->cmd, (int64_t)r->layout.shape.counters);
-    resp_add_hash(r->cmd, r->layout.digest);
-    resp_add_int(r->cmd, raw_version);
-    resp_add_int(r->cmd, start->epoch);
-    resp_add_int(r->cmd, round);
-    resp_add_hash(r->cmd, start->checksum);
-    resp_add_int(r->cmd, present);
-    resp_add(r->cmd, r->segment ? shm_name(r->segment) : "");
-    resp_add(r->cmd, ledger);
-    return remote_call(r, NULL, NULL, deadline_ms, e);
+    int rc = redis_command_format(&r->cmd, e,
+                                  "KUBEML.CREATE %s %s %" PRIu64 " %" PRIu64 " %016" PRIx64
+                                  " %" PRId64 " %" PRId64 " %" PRId64 " %016" PRIx64 " %d %s %s",
+                                  model_key(r, key), r->layout.text, r->layout.shape.floats,
+                                  r->layout.shape.counters, r->layout.digest, raw_version,
+                                  start->epoch, round, start->checksum, present,
+                                  r->segment ? shm_name(r->segment) : "", ledger);
+    return rc || remote_call(r, NULL, NULL, deadline_ms, e) ? -1 : 0;
 }
 
 /* Over sockets the first reference arrives like every other: as the one contribution to a round of
@@ -529,7 +521,7 @@ static int create_by_chunks(remote *r, const modelstore_state *start, const bloc
                                     .version = p.version,
                                     .next_epoch = start->epoch,
                                     .next_round = start->round,
-                                    .rule = "mean",
+                                    .rule = merge_rule_default()->name,
                                     .parts = &part,
                                     .count = 1};
     const int patience_ms = clock_left_ms(deadline_ms);
@@ -591,32 +583,25 @@ static int database_room(modelstore *m, int slot, int functions, int64_t deadlin
 static int database_ledger(modelstore *m, int64_t deadline_ms, char **out, size_t *len, err *e)
 {
     remote *r = remote_of(m);
-    char key[REMOTE_KEY_BYTES];
-    resp_reply reply;
-    begin(r, "KUBEML.LEDGER", key);
-    if (remote_call(r, &reply, NULL, deadline_ms, e))
+    cleanup_reply redisReply *reply = NULL;
+    if (remote_ask(r, "KUBEML.LEDGER", "model", &reply, deadline_ms, e))
         return -1;
-    if (reply.type != RESP_BULK) {
-        resp_reply_free(&reply);
+    if (reply->type != REDIS_REPLY_STRING)
         return err_set(e, ERR_CORRUPT, "redis: an answer of another form to KUBEML.LEDGER");
-    }
-    *out = reply.bytes;
+    *out = steal_ptr(reply->str);
     if (len)
-        *len = reply.len;
+        *len = reply->len;
     return 0;
 }
 
 static int database_drop(modelstore *m, int64_t deadline_ms, err *e)
 {
     remote *r = remote_of(m);
-    char key[REMOTE_KEY_BYTES];
     if (remote_need_owner(r, e))
         return -1;
-    resp_begin(r->cmd, "UNLINK");
-    resp_add(r->cmd, modelstore_key(r, "model", key));
     if (r->shared)
         shm_sweep(r->access.segment_dir, r->access.job);
-    return remote_call(r, NULL, NULL, deadline_ms, e);
+    return remote_ask(r, "UNLINK", "model", NULL, deadline_ms, e);
 }
 
 static void database_close(modelstore *m)

@@ -9,7 +9,7 @@
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
 
-enum { SCAN_COUNT = 1000, UNLINK_MAX = RESP_ARGS_MAX - 1 };
+enum { SCAN_COUNT = 1000, UNLINK_MAX = 799 };
 
 /* ---- texts ---------------------------------------------------------------------------------- */
 
@@ -21,13 +21,13 @@ void keys_state_text(const stored_state *s, char out[KEYS_TEXT_BYTES])
              s->segment);
 }
 
-int keys_parse_state(const resp_reply *reply, stored_state *out, err *e)
+int keys_parse_state(const redisReply *reply, stored_state *out, err *e)
 {
-    if (reply->type == RESP_NIL)
+    if (reply->type == REDIS_REPLY_NIL)
         return err_set(e, ERR_NOT_FOUND, "there is no such job");
     *out = (stored_state){.layout_digest = 0};
-    if (reply->type != RESP_BULK ||
-        sscanf(reply->bytes, "%" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNx64 " %" SCNx64 " %127s",
+    if (reply->type != REDIS_REPLY_STRING ||
+        sscanf(reply->str, "%" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNx64 " %" SCNx64 " %127s",
                &out->state.version, &out->state.epoch, &out->state.round, &out->state.checksum,
                &out->layout_digest, out->segment) < 5)
         return err_set(e, ERR_CORRUPT, "the job's state in Redis is of another form");
@@ -40,13 +40,13 @@ void keys_publication_text(const stored_publication *p, char out[KEYS_TEXT_BYTES
              p->epoch, p->round, p->p.incarnation, p->p.samples, p->p.checksum, p->slot);
 }
 
-bool keys_parse_publication(const resp_reply *reply, int function, stored_publication *out)
+bool keys_parse_publication(const redisReply *reply, int function, stored_publication *out)
 {
     *out = (stored_publication){.slot = -1};
     out->p.function = function;
-    return reply->type == RESP_BULK &&
-           sscanf(reply->bytes, "%" SCNd64 " %" SCNd64 " %d %" SCNu64 " %" SCNx64 " %d",
-                  &out->epoch, &out->round, &out->p.incarnation, &out->p.samples, &out->p.checksum,
+    return reply->type == REDIS_REPLY_STRING &&
+           sscanf(reply->str, "%" SCNd64 " %" SCNd64 " %d %" SCNu64 " %" SCNx64 " %d", &out->epoch,
+                  &out->round, &out->p.incarnation, &out->p.samples, &out->p.checksum,
                   &out->slot) == 6;
 }
 
@@ -76,23 +76,22 @@ static void reference_key(const remote *r, int64_t version, size_t chunk,
 
 /* ---- small commands ------------------------------------------------------------------------ */
 
-int keys_call(remote *r, const char *command, const char *a, const char *b, resp_reply *out,
+int keys_call(remote *r, const char *command, const char *a, const char *b, redisReply **out,
               int64_t deadline_ms, err *e)
 {
-    resp_begin(r->cmd, command);
-    if (a)
-        resp_add(r->cmd, a);
-    if (b)
-        resp_add(r->cmd, b);
-    return resp_call(r->c, r->cmd, out, deadline_ms, e);
+    const char *const words[] = {command, a, b};
+    return redis_command_words(&r->cmd, 1 + !!a + !!b, words, NULL, e) ||
+                   redis_link_call(r->c, &r->cmd, out, deadline_ms, e)
+               ? -1
+               : 0;
 }
 
 int keys_get_state(remote *r, stored_state *out, int64_t deadline_ms, err *e)
 {
     char key[REMOTE_KEY_BYTES];
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
+    cleanup_reply redisReply *reply = NULL;
     return keys_call(r, "GET", modelstore_key(r, "state", key), NULL, &reply, deadline_ms, e) ||
-                   keys_parse_state(&reply, out, e)
+                   keys_parse_state(reply, out, e)
                ? -1
                : 0;
 }
@@ -101,24 +100,24 @@ int keys_get_publication(remote *r, int function, const modelstore_state *s,
                          stored_publication *out, int64_t deadline_ms, err *e)
 {
     char key[REMOTE_KEY_BYTES];
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
+    cleanup_reply redisReply *reply = NULL;
     keys_publication(r, function, key);
     if (keys_call(r, "GET", key, NULL, &reply, deadline_ms, e))
         return -1;
-    return keys_parse_publication(&reply, function, out) && out->epoch == s->epoch &&
+    return keys_parse_publication(reply, function, out) && out->epoch == s->epoch &&
            out->round == s->round;
 }
 
 int keys_execute(remote *r, int64_t deadline_ms, err *e)
 {
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
+    cleanup_reply redisReply *reply = NULL;
     if (keys_call(r, "EXEC", NULL, NULL, &reply, deadline_ms, e))
         return -1;
-    if (reply.type == RESP_NIL)
+    if (reply->type == REDIS_REPLY_NIL)
         return 0;
-    for (size_t i = 0; i < reply.count; i++)
-        if (reply.element[i].type == RESP_ERROR)
-            return resp_error(&reply.element[i], e);
+    for (size_t i = 0; i < reply->elements; i++)
+        if (reply->element[i]->type == REDIS_REPLY_ERROR)
+            return redis_link_error(reply->element[i], e);
     return 1;
 }
 
@@ -151,10 +150,10 @@ int keys_attempt(remote *r, int (*attempt)(remote *, void *, int64_t, err *), vo
 
 static int take_ok(remote *r, int64_t deadline_ms, err *e)
 {
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    if (resp_receive(r->c, &reply, deadline_ms, e))
+    cleanup_reply redisReply *reply = NULL;
+    if (redis_link_receive(r->c, &reply, deadline_ms, e))
         return -1;
-    return reply.type == RESP_ERROR ? resp_error(&reply, e) : 0;
+    return reply->type == REDIS_REPLY_ERROR ? redis_link_error(reply, e) : 0;
 }
 
 int keys_set_chunks(remote *r, keys_name name, const void *of, block b, int patience_ms, err *e)
@@ -165,10 +164,10 @@ int keys_set_chunks(remote *r, keys_name name, const void *of, block b, int pati
         size_t len;
         const char *at = remote_chunk(r->layout.shape, b, i, &len);
         name(r, of, i, key);
-        resp_begin(r->cmd, "SET");
-        resp_add(r->cmd, key);
-        resp_add_bytes(r->cmd, at, len);
-        if (resp_send(r->c, r->cmd, clock_deadline_ms(patience_ms), e))
+        const int64_t deadline_ms = clock_deadline_ms(patience_ms);
+        if (redis_command_format(&r->cmd, e, "SET %s", key) ||
+            redis_link_announce(r->c, &r->cmd, len, 0, deadline_ms, e) ||
+            redis_link_send_long(r->c, at, len, NULL, deadline_ms, e))
             return -1;
         remote_carried(r);
         failpoint("chunk-sent");
@@ -189,13 +188,12 @@ int keys_get_chunks(remote *r, keys_name name, const void *of, block to, int pat
         for (; asked < chunks && asked - i < REMOTE_WINDOW; asked++) {
             char key[REMOTE_KEY_BYTES];
             name(r, of, asked, key);
-            resp_begin(r->cmd, "GET");
-            resp_add(r->cmd, key);
-            if (resp_send(r->c, r->cmd, clock_deadline_ms(patience_ms), e))
+            if (redis_command_format(&r->cmd, e, "GET %s", key) ||
+                redis_link_append(r->c, &r->cmd, clock_deadline_ms(patience_ms), e))
                 return -1;
         }
         char *at = remote_chunk(r->layout.shape, to, i, &len);
-        if (resp_receive_into(r->c, at, len, clock_deadline_ms(patience_ms), e))
+        if (redis_link_receive_long(r->c, at, len, clock_deadline_ms(patience_ms), e))
             return -1;
         remote_carried(r);
     }
@@ -237,24 +235,23 @@ static bool is_open(const char *key, size_t prefix, const modelstore_state *open
            epoch == open->epoch && round == open->round;
 }
 
-static int remove_found(remote *r, const resp_reply *keys, size_t prefix,
+static int remove_found(remote *r, const redisReply *keys, size_t prefix,
                         const modelstore_state *open, int64_t deadline_ms, err *e)
 {
-    int n = 0;
-    for (size_t i = 0; i < keys->count; i++) {
-        const resp_reply *key = &keys->element[i];
-        if (key->type != RESP_BULK || (open && is_open(key->bytes, prefix, open)))
+    const char *words[1 + UNLINK_MAX] = {"UNLINK"};
+    int n = 1;
+    for (size_t i = 0; i < keys->elements; i++) {
+        const redisReply *key = keys->element[i];
+        if (key->type == REDIS_REPLY_STRING && !(open && is_open(key->str, prefix, open)))
+            words[n++] = key->str;
+        if (n == 1 || (n <= UNLINK_MAX && i + 1 < keys->elements))
             continue;
-        if (n == 0)
-            resp_begin(r->cmd, "UNLINK");
-        resp_add_bytes(r->cmd, key->bytes, key->len);
-        if (++n == UNLINK_MAX) {
-            if (remote_call(r, NULL, NULL, deadline_ms, e))
-                return -1;
-            n = 0;
-        }
+        if (redis_command_words(&r->cmd, n, words, NULL, e) ||
+            remote_call(r, NULL, NULL, deadline_ms, e))
+            return -1;
+        n = 1;
     }
-    return n > 0 ? remote_call(r, NULL, NULL, deadline_ms, e) : 0;
+    return 0;
 }
 
 int keys_remove(remote *r, const char *prefix, const char *rest, const modelstore_state *open,
@@ -265,19 +262,16 @@ int keys_remove(remote *r, const char *prefix, const char *rest, const modelstor
     snprintf(text, sizeof text, "%.20s%.10s", prefix, rest);
     modelstore_key(r, text, pattern);
     do {
-        cleanup_reply resp_reply reply = {.type = RESP_NIL};
-        resp_begin(r->cmd, "SCAN");
-        resp_add(r->cmd, cursor);
-        resp_add(r->cmd, "MATCH");
-        resp_add(r->cmd, pattern);
-        resp_add(r->cmd, "COUNT");
-        resp_add_int(r->cmd, SCAN_COUNT);
-        if (remote_call(r, &reply, NULL, deadline_ms, e))
+        cleanup_reply redisReply *reply = NULL;
+        if (redis_command_format(&r->cmd, e, "SCAN %s MATCH %s COUNT %d", cursor, pattern,
+                                 SCAN_COUNT) ||
+            remote_call(r, &reply, NULL, deadline_ms, e))
             return -1;
-        if (reply.count != 2 || reply.element[0].type != RESP_BULK || reply.element[0].len > 20)
+        if (reply->elements != 2 || reply->element[0]->type != REDIS_REPLY_STRING ||
+            reply->element[0]->len > 20)
             return err_set(e, ERR_CORRUPT, "redis: an answer of another form to SCAN");
-        memcpy(cursor, reply.element[0].bytes, reply.element[0].len + 1);
-        if (remove_found(r, &reply.element[1], len, open, deadline_ms, e))
+        memcpy(cursor, reply->element[0]->str, reply->element[0]->len + 1);
+        if (remove_found(r, reply->element[1], len, open, deadline_ms, e))
             return -1;
     } while (strcmp(cursor, "0") != 0);
     return 0;

@@ -29,17 +29,17 @@ typedef struct stored_publication {
 /* ---- texts ----------------------------------------------------------------------------------- */
 
 void keys_state_text(const stored_state *s, char out[KEYS_TEXT_BYTES]);
-int keys_parse_state(const resp_reply *reply, stored_state *out, err *e);
+int keys_parse_state(const redisReply *reply, stored_state *out, err *e);
 void keys_publication_text(const stored_publication *p, char out[KEYS_TEXT_BYTES]);
 /* false: none. */
-bool keys_parse_publication(const resp_reply *reply, int function, stored_publication *out);
+bool keys_parse_publication(const redisReply *reply, int function, stored_publication *out);
 void keys_publication(const remote *r, int function, char out[REMOTE_KEY_BYTES]);
 
 /* ---- commands -------------------------------------------------------------------------------- */
 
 /* One command on the present connection, without retry: what stands under WATCH must not hop. `a`
  * and `b`, arguments, may be NULL. */
-int keys_call(remote *r, const char *command, const char *a, const char *b, resp_reply *out,
+int keys_call(remote *r, const char *command, const char *a, const char *b, redisReply **out,
               int64_t deadline_ms, err *e);
 int keys_get_state(remote *r, stored_state *out, int64_t deadline_ms, err *e);
 /* 1: there is one of the open round, 0: none, -1. */

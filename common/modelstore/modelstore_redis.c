@@ -32,12 +32,8 @@ int remote_open(const modelstore_ops *ops, const modelstore_access *a, modelstor
     if (check_access(a, e))
         return -1;
     remote *r = calloc(1, sizeof *r);
-    if (r)
-        r->cmd = malloc(sizeof *r->cmd);
-    if (!r || !r->cmd) {
-        free(r);
+    if (!r)
         return err_set(e, ERR_NOMEM, "no memory for a model store");
-    }
     r->base.ops = ops;
     r->access = *a;
     r->role = role;
@@ -53,13 +49,13 @@ int remote_open(const modelstore_ops *ops, const modelstore_access *a, modelstor
 
 void remote_close(remote *r)
 {
-    resp_close(r->c);
-    resp_close(r->writer);
+    redis_link_close(r->c);
+    redis_link_close(r->writer);
     layout_free(&r->layout);
     shm_close(r->segment);
     if (r->own)
         munmap(r->own, r->own_bytes);
-    free(r->cmd);
+    redis_command_free(&r->cmd);
     explicit_bzero(r->access.password, sizeof r->access.password);
     free(r);
 }
@@ -74,13 +70,13 @@ const char *modelstore_key(const remote *r, const char *suffix, char out[REMOTE_
 
 void remote_disconnect(remote *r)
 {
-    resp_close(r->c);
+    redis_link_close(r->c);
     r->c = NULL;
 }
 
 void remote_disconnect_writer(remote *r)
 {
-    resp_close(r->writer);
+    redis_link_close(r->writer);
     r->writer = NULL;
     r->announced = false;
 }
@@ -95,13 +91,13 @@ int remote_pause(int *pause_ms, int64_t deadline_ms, err *e)
     return 0;
 }
 
-static int dial(remote *r, int64_t deadline_ms, resp **out, err *e)
+static int dial(remote *r, int64_t deadline_ms, redis_link **out, err *e)
 {
     int pause_ms = 1;
     for (;;) {
         err last = ERR_INIT;
-        if (resp_dial(r->access.address, r->access.user, r->access.password, deadline_ms, out,
-                      &last) == 0) {
+        if (redis_link_dial(r->access.address, r->access.user, r->access.password, deadline_ms, out,
+                            &last) == 0) {
             r->known = true;
             return 0;
         }
@@ -117,7 +113,7 @@ static int dial(remote *r, int64_t deadline_ms, resp **out, err *e)
 
 int remote_connect(remote *r, int64_t deadline_ms, err *e)
 {
-    if (r->c && !resp_broken(r->c))
+    if (r->c && !redis_link_broken(r->c))
         return 0;
     remote_disconnect(r);
     return dial(r, deadline_ms, &r->c, e);
@@ -125,20 +121,20 @@ int remote_connect(remote *r, int64_t deadline_ms, err *e)
 
 int remote_connect_writer(remote *r, int64_t deadline_ms, err *e)
 {
-    if (r->writer && !resp_broken(r->writer))
+    if (r->writer && !redis_link_broken(r->writer))
         return 0;
     remote_disconnect_writer(r);
     return dial(r, deadline_ms, &r->writer, e);
 }
 
-int remote_call(remote *r, resp_reply *out, bool *again, int64_t deadline_ms, err *e)
+int remote_call(remote *r, redisReply **out, bool *again, int64_t deadline_ms, err *e)
 {
     int pause_ms = 1;
     for (;;) {
         err last = ERR_INIT;
         if (remote_connect(r, deadline_ms, e))
             return -1;
-        if (resp_call(r->c, r->cmd, out, deadline_ms, &last) == 0)
+        if (redis_link_call(r->c, &r->cmd, out, deadline_ms, &last) == 0)
             return 0;
         /* LOADING and the like, or the connection broke: both may pass. */
         if (last.code != ERR_UNAVAILABLE || remote_pause(&pause_ms, deadline_ms, NULL)) {
@@ -149,6 +145,15 @@ int remote_call(remote *r, resp_reply *out, bool *again, int64_t deadline_ms, er
         if (again)
             *again = true;
     }
+}
+
+int remote_ask(remote *r, const char *command, const char *suffix, redisReply **out,
+               int64_t deadline_ms, err *e)
+{
+    char key[REMOTE_KEY_BYTES];
+    if (redis_command_format(&r->cmd, e, "%s %s", command, modelstore_key(r, suffix, key)))
+        return -1;
+    return remote_call(r, out, NULL, deadline_ms, e);
 }
 
 int remote_need_owner(const remote *r, err *e)
@@ -394,23 +399,21 @@ static uint64_t on_their_way(block_shape s, int blocks)
 }
 
 /* 0: it does not say, or there is no limit. */
-static uint64_t info_number(const resp_reply *info, const char *name)
+static uint64_t info_number(const redisReply *info, const char *name)
 {
-    char *at = info->type == RESP_BULK ? strstr(info->bytes, name) : NULL;
+    char *at = info->type == REDIS_REPLY_STRING ? strstr(info->str, name) : NULL;
     return at ? strtoull(at + strlen(name), NULL, 10) : 0;
 }
 
 static int room_in_redis(remote *r, int blocks, int64_t deadline_ms, err *e)
 {
-    resp_reply info = {.type = RESP_NIL};
-    resp_begin(r->cmd, "INFO");
-    resp_add(r->cmd, "memory");
-    if (remote_call(r, &info, NULL, deadline_ms, e))
+    cleanup_reply redisReply *info = NULL;
+    if (redis_command_format(&r->cmd, e, "INFO memory") ||
+        remote_call(r, &info, NULL, deadline_ms, e))
         return -1;
-    uint64_t most = info_number(&info, "\nmaxmemory:"), used = info_number(&info, "\nused_memory:");
+    uint64_t most = info_number(info, "\nmaxmemory:"), used = info_number(info, "\nused_memory:");
     uint64_t need =
         (uint64_t)blocks * block_in_redis(r->layout.shape) + on_their_way(r->layout.shape, blocks);
-    resp_reply_free(&info);
     if (most == 0 || used + need <= most)
         return 0;
     return err_set(e, ERR_NOMEM, "redis: %llu bytes are wanted, %llu of maxmemory %llu are used",

@@ -4,7 +4,7 @@
 #define KUBEML_MODELSTORE_REDIS_H
 
 #include "modelstore.h"
-#include "resp.h"
+#include "redis_link.h"
 #include "shm.h"
 
 enum { REMOTE_CHUNK_BYTES = 1 << 20, REMOTE_KEY_BYTES = 160, REMOTE_WINDOW = 8 };
@@ -13,12 +13,12 @@ typedef struct remote {
     modelstore base;
     modelstore_access access;
     modelstore_role role;
-    bool shared; /* carrier shm */
-    bool known;  /* its name and password were good once */
-    resp *c;     /* NULL: not connected */
-    resp *writer;   /* a second connection, for chunks alone; NULL: not connected */
-    bool announced; /* the first chunk of the next publication, to `writer` */
-    resp_command *cmd;
+    bool shared;        /* carrier shm */
+    bool known;         /* its name and password were good once */
+    redis_link *c;      /* NULL: not connected */
+    redis_link *writer; /* a second connection, for chunks alone; NULL: not connected */
+    bool announced;     /* the first chunk of the next publication, to `writer` */
+    redis_command cmd;
     layout layout; /* count 0: not attached */
     shm *segment;
     int slot; /* -1: none */
@@ -35,7 +35,10 @@ void remote_close(remote *r);
 int remote_connect(remote *r, int64_t deadline_ms, err *e);
 /* Sends r->cmd and takes the reply (may be NULL), anew on a new connection when the old one broke.
  * *again (may be NULL) tells that it may have been carried out before. */
-int remote_call(remote *r, resp_reply *out, bool *again, int64_t deadline_ms, err *e);
+int remote_call(remote *r, redisReply **out, bool *again, int64_t deadline_ms, err *e);
+/* The same with "<command> <the job's key of that suffix>". */
+int remote_ask(remote *r, const char *command, const char *suffix, redisReply **out,
+               int64_t deadline_ms, err *e);
 /* The same for the writer; on a new one nothing is announced. */
 int remote_connect_writer(remote *r, int64_t deadline_ms, err *e);
 /* The connection is given up; the next call dials. */

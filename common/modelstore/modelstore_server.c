@@ -28,25 +28,27 @@ static int server_open(const modelstore_access *a, modelstore_role role, int64_t
     return remote_open(&modelstore_server, a, role, deadline_ms, out, e);
 }
 
+/* With the retries of remote_call: not under WATCH. */
+static int get_state(remote *r, stored_state *out, int64_t deadline_ms, err *e)
+{
+    cleanup_reply redisReply *reply = NULL;
+    return remote_ask(r, "GET", "state", &reply, deadline_ms, e) || keys_parse_state(reply, out, e)
+               ? -1
+               : 0;
+}
+
 static int server_attach(modelstore *m, layout *out, int64_t deadline_ms, err *e)
 {
     remote *r = remote_of(m);
-    char key[REMOTE_KEY_BYTES];
     stored_state s;
-    cleanup_reply resp_reply text = {.type = RESP_NIL}, state = {.type = RESP_NIL};
-    resp_begin(r->cmd, "GET");
-    resp_add(r->cmd, modelstore_key(r, "state", key));
-    if (remote_call(r, &state, NULL, deadline_ms, e) || keys_parse_state(&state, &s, e))
+    cleanup_reply redisReply *text = NULL;
+    if (get_state(r, &s, deadline_ms, e) || remote_ask(r, "GET", "layout", &text, deadline_ms, e))
         return -1;
-    resp_begin(r->cmd, "GET");
-    resp_add(r->cmd, modelstore_key(r, "layout", key));
-    if (remote_call(r, &text, NULL, deadline_ms, e))
-        return -1;
-    if (text.type != RESP_BULK)
+    if (text->type != REDIS_REPLY_STRING)
         return err_set(e, ERR_NOT_FOUND, "the job has no layout");
-    if (remote_attach(r, text.bytes, text.len, s.segment, e))
+    if (remote_attach(r, text->str, text->len, s.segment, e))
         return -1;
-    return out ? layout_parse_text(text.bytes, text.len, out, e) : 0;
+    return out ? layout_parse_text(text->str, text->len, out, e) : 0;
 }
 
 /* ---- publishing ----------------------------------------------------------------------------- */
@@ -255,10 +257,10 @@ static void show_state(remote *r, const stored_state *s)
 static int ledger_bytes(remote *r, size_t *out, int64_t deadline_ms, err *e)
 {
     char key[REMOTE_KEY_BYTES];
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
+    cleanup_reply redisReply *reply = NULL;
     if (keys_call(r, "STRLEN", modelstore_key(r, "ledger", key), NULL, &reply, deadline_ms, e))
         return -1;
-    *out = (size_t)reply.integer;
+    *out = (size_t)reply->integer;
     return 0;
 }
 
@@ -395,15 +397,11 @@ static int server_state(modelstore *m, int64_t deadline_ms, modelstore_state *ou
 {
     remote *r = remote_of(m);
     stored_state s;
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    char key[REMOTE_KEY_BYTES];
     if (remote_need_layout(r, e))
         return -1;
     if (r->shared)
         return remote_state_shared(r, out);
-    resp_begin(r->cmd, "GET");
-    resp_add(r->cmd, modelstore_key(r, "state", key));
-    if (remote_call(r, &reply, NULL, deadline_ms, e) || keys_parse_state(&reply, &s, e))
+    if (get_state(r, &s, deadline_ms, e))
         return -1;
     *out = s.state;
     return 0;
@@ -413,27 +411,24 @@ static int server_status(modelstore *m, int64_t deadline_ms, modelstore_status *
 {
     remote *r = remote_of(m);
     stored_state s;
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    char key[REMOTE_KEY_BYTES];
-    resp_begin(r->cmd, "GET");
-    resp_add(r->cmd, modelstore_key(r, "state", key));
-    if (remote_call(r, &reply, NULL, deadline_ms, e) || keys_parse_state(&reply, &s, e))
+    if (get_state(r, &s, deadline_ms, e))
         return -1;
     *out = (modelstore_status){.state = s.state, .layout_digest = s.layout_digest};
     cleanup_free char(*keys)[REMOTE_KEY_BYTES] = malloc(MODELSTORE_FUNCTIONS_MAX * sizeof *keys);
-    cleanup_reply resp_reply all = {.type = RESP_NIL};
+    const char *words[1 + MODELSTORE_FUNCTIONS_MAX] = {"MGET"};
+    cleanup_reply redisReply *all = NULL;
     if (!keys)
         return err_set(e, ERR_NOMEM, "no memory for a status");
-    resp_begin(r->cmd, "MGET");
     for (int f = 0; f < MODELSTORE_FUNCTIONS_MAX; f++) {
         keys_publication(r, f, keys[f]);
-        resp_add(r->cmd, keys[f]);
+        words[1 + f] = keys[f];
     }
-    if (remote_call(r, &all, NULL, deadline_ms, e))
+    if (redis_command_words(&r->cmd, 1 + MODELSTORE_FUNCTIONS_MAX, words, NULL, e) ||
+        remote_call(r, &all, NULL, deadline_ms, e))
         return -1;
-    for (int f = 0; f < MODELSTORE_FUNCTIONS_MAX && (size_t)f < all.count; f++) {
+    for (int f = 0; f < MODELSTORE_FUNCTIONS_MAX && (size_t)f < all->elements; f++) {
         stored_publication p;
-        if (keys_parse_publication(&all.element[f], f, &p) && p.epoch == s.state.epoch &&
+        if (keys_parse_publication(all->element[f], f, &p) && p.epoch == s.state.epoch &&
             p.round == s.state.round)
             out->published[out->count++] = p.p;
     }
@@ -460,10 +455,10 @@ static int create_once(remote *r, void *user, int64_t deadline_ms, err *e)
         keys_call(r, "SET", modelstore_key(r, "layout", layout_key), r->layout.text, NULL,
                   deadline_ms, e))
         return -1;
-    resp_begin(r->cmd, "SET");
-    resp_add(r->cmd, ledger);
-    resp_add_bytes(r->cmd, w->ledger, w->ledger_len);
-    if (resp_call(r->c, r->cmd, NULL, deadline_ms, e))
+    const char *const words[] = {"SET", ledger, w->ledger};
+    const size_t len[] = {strlen("SET"), strlen(ledger), w->ledger_len};
+    if (redis_command_words(&r->cmd, 3, words, len, e) ||
+        redis_link_call(r->c, &r->cmd, NULL, deadline_ms, e))
         return -1;
     return keys_execute(r, deadline_ms, e);
 }
@@ -533,23 +528,20 @@ static int server_room(modelstore *m, int slot, int functions, int64_t deadline_
 static int server_ledger(modelstore *m, int64_t deadline_ms, char **out, size_t *len, err *e)
 {
     remote *r = remote_of(m);
-    char key[REMOTE_KEY_BYTES];
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    resp_begin(r->cmd, "GET");
-    resp_add(r->cmd, modelstore_key(r, "ledger", key));
-    if (remote_call(r, &reply, NULL, deadline_ms, e))
+    cleanup_reply redisReply *reply = NULL;
+    if (remote_ask(r, "GET", "ledger", &reply, deadline_ms, e))
         return -1;
-    if (reply.type != RESP_BULK)
+    if (reply->type != REDIS_REPLY_STRING)
         return err_set(e, ERR_NOT_FOUND, "there is no such job");
-    char *text = malloc(reply.len + 3);
+    char *text = malloc(reply->len + 3);
     if (!text)
         return err_set(e, ERR_NOMEM, "no memory for the ledger");
     text[0] = '[';
-    memcpy(text + 1, reply.bytes, reply.len);
-    memcpy(text + 1 + reply.len, "]", 2);
+    memcpy(text + 1, reply->str, reply->len);
+    memcpy(text + 1 + reply->len, "]", 2);
     *out = text;
     if (len)
-        *len = reply.len + 2;
+        *len = reply->len + 2;
     return 0;
 }
 

@@ -1,5 +1,6 @@
-/* http_body.c: the body of a request on its way from libmicrohttpd's thread to the handler: in one
- * piece, or through a ring while it comes; too slow, too large and unwanted ones. */
+/* http_body.c: passes the body of a request from libmicrohttpd's thread to the handler, in one
+ * piece, or through a ring while it arrives. Handles bodies that are too slow, too large or
+ * unwanted. */
 #include "http_internal.h"
 
 #include <stdlib.h>
@@ -8,8 +9,9 @@
 #include "common/base/clock.h"
 #include "common/base/json_read.h"
 
-/* A stream's deadline: the grace, and what came so far at the minimum rate; the time in which we
- * did not read is not the client's. Needs r->lock. */
+/* Sets a stream's deadline: the grace, plus the time that the received bytes take at the minimum
+ * rate, plus the time in which the server did not read. At most the grace from now. Needs r->lock.
+ */
 static void stream_deadline(http_request *r)
 {
     const http_config *c = &r->server->config;
@@ -56,7 +58,7 @@ static bool ring_ready(http_request *r)
     return r->ring != NULL;
 }
 
-/* Copies what fits. Needs r->lock. */
+/* Copies as many bytes as fit; returns their number. Needs r->lock. */
 static size_t ring_put(http_request *r, const char *bytes, size_t len)
 {
     size_t room = HTTP_RING_BYTES - r->ring_len, put = len < room ? len : room;
@@ -87,11 +89,11 @@ static void suspend(http_request *r)
     MHD_suspend_connection(r->connection);
 }
 
-/* Takes a piece of a streamed body: how much of it. Needs r->lock. */
+/* Takes a piece of a streamed body; returns the number of bytes taken. Needs r->lock. */
 static size_t stream_take(http_request *r, const char *bytes, size_t len)
 {
     if (!ring_ready(r))
-        r->discard = true; /* http_body_read finds no ring and says so */
+        r->discard = true; /* http_body_read then fails with ERR_NOMEM */
     if (r->discard)
         return len;
     size_t put = ring_put(r, bytes, len);
@@ -122,7 +124,7 @@ enum MHD_Result http_body_piece(http_request *r, const char *bytes, size_t *len)
     pthread_mutex_lock(&r->lock);
     size_t taken = *len;
     bool taken_on = true;
-    if (r->response || r->discard) { /* refused, or its answer is ready: read and forgotten */
+    if (r->response || r->discard) { /* refused, or the response is ready: drops the bytes */
         if (stream)
             stream_deadline(r);
     } else if (stream) {
@@ -149,9 +151,9 @@ enum MHD_Result http_body_end(http_request *r)
     if (r->response) {
         result = http_request_queue_answer(r);
     } else if (r->status) {
-        result = MHD_NO; /* there was no memory for the answer */
+        result = MHD_NO; /* there was no memory for the response */
     } else {
-        /* Suspended first: a worker may answer before this returns. */
+        /* Suspends first: a worker may respond before this function returns. */
         suspend(r);
         if (!r->dispatched && !http_request_dispatch(r)) {
             http_request_wake(r);
@@ -163,7 +165,7 @@ enum MHD_Result http_body_end(http_request *r)
     return result;
 }
 
-/* ---- what handlers ask ----------------------------------------------------------------------- */
+/* ---- getters for handlers -------------------------------------------------------------------- */
 
 static uint64_t bytes_max(const http_request *r)
 {
@@ -175,7 +177,7 @@ ssize_t http_body_read(http_request *r, void *out, size_t max, err *e)
     uint64_t most = bytes_max(r);
     pthread_mutex_lock(&r->lock);
     while (r->ring_len == 0 && !r->ended && !r->gone && !r->discard)
-        pthread_cond_wait(&r->changed, &r->lock); /* ends by the connection's deadline */
+        pthread_cond_wait(&r->changed, &r->lock); /* the connection's deadline ends the wait */
     ssize_t got = -1;
     if (r->ring_len && r->seen <= most) {
         got = (ssize_t)ring_get(r, out, max);

@@ -15,8 +15,8 @@
 
 enum {
     HEADER_BYTES_MAX = 4200,
-    PROBE_IDLE_S = 20,  /* without a byte from the server until it is asked whether it is there */
-    PROBE_EVERY_S = 10, /* that often then, 9 times */
+    PROBE_IDLE_S = 20,  /* time without a byte from the server until the first TCP probe */
+    PROBE_EVERY_S = 10, /* time between the probes; the kernel sends 9 */
 };
 
 typedef struct transfer {
@@ -24,7 +24,7 @@ typedef struct transfer {
     http_reply *reply;
     CURL *curl;
     err *problem;
-    bool ended, refused; /* by the caller; by us */
+    bool ended, refused; /* ended by the caller; refused: the body does not fit */
 } transfer;
 
 static void start_curl(void)
@@ -49,8 +49,8 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context)
     return 0;
 }
 
-/* libcurl calls it every second at least. Of what is sent, where something is: the reply to an
- * upload is no news. */
+/* libcurl calls it at least every second. Reports the bytes sent if the call sends any: the
+ * progress of an upload's response is of no interest. */
 static int tell_progress(void *context, curl_off_t down_total, curl_off_t down, curl_off_t up_total,
                          curl_off_t up)
 {
@@ -70,7 +70,7 @@ static int multipart(CURL *curl, const http_call *call, curl_mime **out, err *e)
         const http_part *part = &call->parts[i];
         curl_mimepart *field = curl_mime_addpart(*out);
         whole = field && curl_mime_name(field, part->field) == CURLE_OK;
-        /* A file that cannot be read is told by the transfer. */
+        /* The transfer reports a file that cannot be read. */
         if (whole && part->path)
             whole = curl_mime_filedata(field, part->path) != CURLE_OUT_OF_MEMORY;
         else if (whole)
@@ -84,7 +84,7 @@ static int multipart(CURL *curl, const http_call *call, curl_mime **out, err *e)
 static int append(struct curl_slist **list, const char *line, err *e)
 {
     struct curl_slist *longer = curl_slist_append(*list, line);
-    if (!longer) /* the list is as it was: a request without its token must not go out */
+    if (!longer) /* fails, so that no request goes out without its token */
         return err_set(e, ERR_NOMEM, "no memory for a header");
     *list = longer;
     return 0;
@@ -110,9 +110,9 @@ static int headers_of(const http_call *call, const char *bearer, struct curl_sli
     if (call->body && add_header(out, e, "Content-Type: %s",
                                  call->content_type ? call->content_type : "application/json"))
         return -1;
-    /* Before a large body libcurl asks whether it is wanted: a server of ours refuses without
-     * reading it then, and closes. The API server's proxy sends it on without waiting, and may take
-     * the refusal for a broken connection. */
+    /* Before a large body libcurl sends `Expect: 100-continue`: our server may then refuse without
+     * reading the body, and close. The API server's proxy sends the body on without waiting, and
+     * may take the refusal for a broken connection. So this header is removed. */
     if (call->kube && add_header(out, e, "Expect:"))
         return -1;
     if (call->token && call->token[0] &&
@@ -144,7 +144,7 @@ static void set_limits(CURL *curl, const http_call *call)
         curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME,
                          (long)(call->idle_s ? call->idle_s : HTTP_IDLE_S));
     }
-    /* A log may rightly bring nothing for hours: only so is it known that nobody is there. */
+    /* A followed log may bring nothing for hours: only probes show that the server is gone. */
     curl_easy_setopt(curl, CURLOPT_TCP_KEEPALIVE, 1L);
     curl_easy_setopt(curl, CURLOPT_TCP_KEEPIDLE, (long)PROBE_IDLE_S);
     curl_easy_setopt(curl, CURLOPT_TCP_KEEPINTVL, (long)PROBE_EVERY_S);
@@ -188,7 +188,7 @@ static int status_error(const http_reply *reply, const char *url, err *e)
         detail = json_string_value(json_object_get(problem, "error"));
     if (!detail)
         detail = json_string_value(json_object_get(problem, "title"));
-    if (!detail) /* a Status of Kubernetes */
+    if (!detail) /* a Status object of Kubernetes */
         detail = json_string_value(json_object_get(problem, "message"));
     if (detail)
         err_set(e, code_of_status(reply->status), "%s", detail);
@@ -229,7 +229,7 @@ static int curl_error(CURL *curl, CURLcode code, const http_call *call, const ch
     }
 }
 
-/* All of the request, or an error: what libcurl could not take must not be missing from it. */
+/* Sets up the whole request, or fails: no part may be missing because memory was short. */
 static int prepare(CURL *curl, const http_call *call, const char *bearer,
                    struct curl_slist **headers, curl_mime **form, err *e)
 {
@@ -298,8 +298,8 @@ int http_call_run(const http_call *call, http_reply *out, err *e)
     }
     curl_slist_free_all(headers);
     curl_mime_free(form);
-    /* A server that refuses an upload answers and closes before it has read all: the answer
-     * counts. */
+    /* A server that refuses an upload responds and closes before it has read everything: its
+     * response counts more than libcurl's error. */
     if (status == 0 && out->status >= 400)
         status = status_error(out, call->url, e);
     else if (t.refused)

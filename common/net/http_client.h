@@ -1,10 +1,13 @@
 /* http_client.h: calls to an HTTP API, on libcurl.
  *
- * A call blocks until its reply is whole, its sink refuses, it is over, or a limit is reached:
- * connecting takes at most connect_ms, the whole call total_ms (0: none), and a transfer that moves
- * nothing for idle_s ends, as does one whose server answers no probe of TCP's for about two
- * minutes. The environment's proxy (http_proxy, no_proxy, ...) is used as libcurl does, but for
- * calls to this machine itself. A status of 400 and above is an error whose message is the problem
+ * A call blocks until its response is whole, its sink or `over` ends it, or a limit is reached:
+ *   connect_ms   for connecting
+ *   total_ms     for the whole call (0: no limit)
+ *   idle_s       without a byte in either direction
+ *   2 minutes    (about) in which the server answers no TCP probe
+ *
+ * The environment's proxy (http_proxy, no_proxy, ...) is used as by libcurl, except for calls to
+ * this machine itself. A status of 400 and above is an error whose message is the problem
  * document's detail. */
 #ifndef KUBEML_HTTP_CLIENT_H
 #define KUBEML_HTTP_CLIENT_H
@@ -29,7 +32,7 @@ enum {
 typedef struct http_part {
     const char *field;
     const char *path;     /* NULL: bytes */
-    const char *filename; /* what the server sees; NULL: the path's last component */
+    const char *filename; /* sent to the server; NULL: the path's last component */
     const char *bytes;
     size_t len;
 } http_part;
@@ -37,11 +40,11 @@ typedef struct http_part {
 typedef struct http_call {
     const char *method, *url;
     const char *token;        /* NULL or "": no Authorization header */
-    /* `url` goes through this API server, which takes Authorization for itself: `token` travels as
-     * HTTP_TOKEN_HEADER. NULL: it does not */
+    /* `url` goes through this cluster's API server, which takes Authorization for itself: `token`
+     * is sent as HTTP_TOKEN_HEADER. NULL: no API server in between. */
     const kube_config *kube;
-    bool hop;                 /* sent with HTTP_HOP_HEADER */
-    bool direct;              /* between our programs: the environment's proxy gets none of it */
+    bool hop;                 /* send HTTP_HOP_HEADER */
+    bool direct;              /* a call between our programs: never by the environment's proxy */
     const char *accept;       /* NULL: application/json */
     const char *body;         /* with content_type; NULL: none */
     size_t body_len;
@@ -50,13 +53,14 @@ typedef struct http_call {
     size_t part_count;
     int connect_ms, idle_s; /* 0: the defaults; idle_s -1: never (logs that are followed) */
     int64_t total_ms;
-    /* Takes a successful reply's bytes as they come, instead of `out->body`. Non-zero ends the call
-     * without an error. */
+    /* Takes a successful response's bytes as they arrive, instead of `out->body`. Non-zero ends the
+     * call without an error. May be NULL. */
     int (*sink)(void *context, const char *bytes, size_t len);
-    /* Told what was sent so far, of how much; of a call that sends nothing, what was received. */
+    /* Called with the bytes sent so far and their total; in a call that sends no body, with the
+     * bytes received. May be NULL. */
     void (*progress)(void *context, uint64_t done, uint64_t total);
-    /* Asked every second or more often, whether or not anything comes: true ends the call without
-     * an error. */
+    /* Called at least every second, even when no bytes arrive: true ends the call without an error.
+     * May be NULL. */
     bool (*over)(void *context);
     void *context;
 } http_call;
@@ -64,20 +68,20 @@ typedef struct http_call {
 typedef struct http_reply {
     long status;
     char content_type[80];
-    /* of a list's page, where the next one is: the header Link's rel="next"; "": nowhere */
+    /* path of a list's next page, from the header Link's rel="next"; "": there is no next page */
     char next[HTTP_NEXT_BYTES];
     buf body;
 } http_reply;
 
-/* `out` is set up by the call and released with http_reply_free, whatever it returns.
- * ERR_UNAVAILABLE when nobody answers (os_errno ECONNREFUSED when nobody listens there, ECONNRESET
- * when the connection ended before the reply did), ERR_TIMEOUT (os_errno ETIMEDOUT when it was up
- * before anything was asked), and what the status means. When the server sent a problem document it
- * stays in out->body. */
+/* Sets up `out`, which the caller releases with http_reply_free, also after an error. Errors:
+ *   ERR_UNAVAILABLE     no response; os_errno ECONNREFUSED: nobody listens there, ECONNRESET: the
+ *                       connection ended before the response did
+ *   ERR_TIMEOUT         os_errno ETIMEDOUT: the time was up before the request was sent
+ *   the status's code   a problem document from the server stays in out->body */
 int http_call_run(const http_call *call, http_reply *out, err *e);
 void http_reply_free(http_reply *reply);
 
-/* What the body says as JSON (new reference), NULL with ERR_CORRUPT otherwise. */
+/* The body as JSON (new reference); NULL with ERR_CORRUPT if it is not JSON. */
 json_t *http_reply_json(const http_reply *reply, err *e);
 
 /* Appends `text` percent-encoded, so that it is one path segment or query value. */

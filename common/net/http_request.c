@@ -1,5 +1,5 @@
-/* http_request.c: what a request's headers say: the checks before a handler runs, and what handlers
- * ask. */
+/* http_request.c: a request's headers: the checks before a handler runs, and the getters for
+ * handlers. */
 #include "http_internal.h"
 
 #include <stdlib.h>
@@ -54,7 +54,7 @@ static int check_token(http_request *r, err *e)
                                : "a token is needed: Authorization: Bearer TOKEN");
 }
 
-/* Without a token the API is for whom it runs as, of all that the machine may have for users. */
+/* Without tokens the API serves its own user and root only: the machine may have other users. */
 static int check_peer(const http_request *r, err *e)
 {
     if (!r->server->asks_peers || r->route->open)
@@ -71,8 +71,9 @@ static int check_peer(const http_request *r, err *e)
                    (unsigned)geteuid());
 }
 
-/* Without a token the API is for this machine alone, and so are its names: a page whose own name
- * was made to mean 127.0.0.1 after it was loaded has the same Origin as Host. */
+/* Without tokens the API serves this machine alone, under its local names. Origin does not protect
+ * against DNS rebinding: a page whose host name is made to mean 127.0.0.1 after the page was loaded
+ * sends the same Origin as Host. */
 static int check_host(http_request *r, err *e)
 {
     const char *host = http_header_value(r, "Host");
@@ -85,8 +86,8 @@ static int check_host(http_request *r, err *e)
                    host);
 }
 
-/* A browser names the page that a request comes from; a page of another site may not use an API
- * that may be without a token on the loopback address. */
+/* Refuses requests from pages of another origin: a browser names the page's origin, and the API may
+ * listen on the loopback address without tokens. */
 static int check_origin(http_request *r, err *e)
 {
     const char *origin = http_header_value(r, "Origin"), *host = http_header_value(r, "Host");
@@ -96,7 +97,7 @@ static int check_origin(http_request *r, err *e)
     return err_set(e, ERR_FORBIDDEN, "requests from pages of another origin are refused");
 }
 
-/* Finds the route; otherwise 404, or 405 with the methods there are. */
+/* Finds the route; otherwise 404, or 405 with the path's methods. */
 static int find_route(http_request *r, unsigned *status, err *e)
 {
     char allow[HTTP_HEADERS_MAX * 16] = "";
@@ -133,8 +134,8 @@ static int check_queries(const http_request *r, err *e)
     return 0;
 }
 
-/* Where the body ends, and so where the next request begins: two servers in a row must see the same
- * (RFC 9112, 6.3). What is refused here is the connection's last. */
+/* Checks that the body's end, and so the next request's beginning, is unambiguous: two servers in a
+ * row must see the same end (RFC 9112, 6.3). A request refused here is the connection's last. */
 static int check_framing(http_request *r, unsigned *status, err *e)
 {
     int lengths = header_count(r, "Content-Length"), codings = header_count(r, "Transfer-Encoding");
@@ -224,7 +225,7 @@ int http_request_check(http_request *r, unsigned *status, err *e)
     return 0;
 }
 
-/* ---- what handlers ask ----------------------------------------------------------------------- */
+/* ---- getters for handlers -------------------------------------------------------------------- */
 
 const char *http_param(const http_request *r, const char *name)
 {
@@ -272,7 +273,7 @@ bool http_is_forwarded(const http_request *r)
 
 void http_leave_uncounted(http_request *r)
 {
-    r->uncounted = true; /* seen by the event thread that gets the answer, by its lock */
+    r->uncounted = true; /* the event thread sees it, by the lock that passes the response */
 }
 
 const char *http_user(const http_request *r)

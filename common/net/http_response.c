@@ -1,4 +1,4 @@
-/* http_response.c: answers, problem documents and open streams. See http_server.h. */
+/* http_response.c: responses, problem documents and open streams. See http_server.h. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,10 +15,10 @@ struct http_stream {
     buf data;
     size_t sent; /* of data */
     int refs;    /* the owner's and the response's */
-    int fd;      /* the connection's, while that is suspended */
+    int fd;      /* the connection's; valid while it is suspended */
     bool suspended;
-    int64_t quiet_ms; /* since when, or since when it was looked at */
-    bool ended;       /* the owner wants no more */
+    int64_t quiet_ms; /* when it was suspended, or last checked */
+    bool ended;       /* the owner writes no more */
     bool dead;        /* the client is gone, or too slow */
     http_stream *prev, *next;
 };
@@ -32,7 +32,7 @@ void http_add_header(http_request *r, const char *name, const char *value)
     snprintf(h->value, sizeof h->value, "%s", value);
 }
 
-/* What sending `len` bytes may take at the slowest rate a client is allowed. */
+/* The time for sending `len` bytes at the slowest rate that a client is allowed. */
 static int64_t send_ms(const http_request *r, uint64_t len)
 {
     return SEND_MS + (int64_t)(len / (uint64_t)r->server->config.rate_min) * 1000;
@@ -187,8 +187,8 @@ void http_response_source(http_request *r, const char *type, uint64_t len,
 
 /* ---- open streams ---------------------------------------------------------------------------- */
 
-/* Guards every server's list of streams, and each stream's `server`. Not the server's own lock:
- * whoever holds a stream may close it after the server is gone. */
+/* Guards every server's list of streams, and each stream's `server`. It is not the server's own
+ * lock, because a stream's owner may close the stream after the server is gone. */
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void stream_unref(http_stream *s)
@@ -219,7 +219,8 @@ static void stream_wake(http_stream *s)
     MHD_resume_connection(s->connection);
 }
 
-/* libmicrohttpd wants bytes: what there is, or sleep until there are some. */
+/* Called when libmicrohttpd wants bytes: gives it the waiting bytes, or suspends the connection
+ * until there are some. */
 static ssize_t stream_read(void *context, uint64_t position, char *out, size_t max)
 {
     (void)position;
@@ -282,7 +283,7 @@ http_stream *http_response_stream(http_request *r, const char *type)
 {
     http_stream *s = stream_new(r);
     struct MHD_Response *response = NULL;
-    http_add_header(r, "X-Accel-Buffering", "no"); /* nginx holds back what is to come at once */
+    http_add_header(r, "X-Accel-Buffering", "no"); /* or nginx delays bytes by buffering them */
     if (s)
         response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, stream_read, s,
                                                      stream_gone);

@@ -16,7 +16,7 @@ static int hex(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Decodes text[0..len) into `to`, which has room for len + 1 bytes; moves *to behind it. */
+/* Decodes text[0..len) into *to, which has room for len + 1 bytes; moves *to behind the text. */
 static int decode(const char *text, size_t len, bool plus, char **to, err *e)
 {
     char *start = *to;
@@ -99,7 +99,7 @@ void http_target_free(http_target *t)
 
 /* ---- patterns -------------------------------------------------------------------------------- */
 
-/* The next segment of a pattern: its start and length; NULL at the end. */
+/* The start and length of a pattern's next segment; NULL at the end. */
 static const char *pattern_next(const char *at, size_t *len)
 {
     if (*at != '/')
@@ -165,7 +165,7 @@ typedef struct range {
     double q;
 } range;
 
-/* One element of an Accept header; moves *at behind it. */
+/* Parses one element of an Accept header; moves *at behind it. */
 static range range_next(const char **at)
 {
     range r = {*at + strspn(*at, " \t"), 0, 1.0};

@@ -1,9 +1,13 @@
 /* http_server.c: the daemon, the deadlines of its connections, and the workers. See http_server.h.
  *
- * The life of a request: `target_begin` (request line) -> `access_request` first call (headers:
- * checks) -> its later calls (body) -> a worker calls the handler while libmicrohttpd has the
- * connection suspended -> the handler's reply resumes it -> the last call queues the answer ->
- * `request_completed`. */
+ * The life of a request:
+ *   target_begin        the request line is there
+ *   access_request      first call: the headers are there, and are checked
+ *                       further calls: pieces of the body
+ *                       at the body's end the connection is suspended; a worker calls the handler,
+ *                       whose response resumes the connection
+ *                       last call: queues the response
+ *   request_completed   the response is sent, or the connection is gone */
 #include "http_internal.h"
 
 #include <arpa/inet.h>
@@ -24,21 +28,21 @@
 #include "peer.h"
 
 enum {
-    /* libmicrohttpd's memory for one connection: headers and the piece of body it hands over. From
-     * 32 KiB on it is mapped, so that an idle connection costs a page or two. */
+    /* libmicrohttpd's memory for one connection: headers, and one piece of the body. From 32 KiB on
+     * libmicrohttpd maps it, so that an idle connection costs a page or two. */
     CONNECTION_BYTES = 64 << 10,
     WORKER_STACK_BYTES = 1 << 20,
     WORKER_IDLE_MS = 5000,
     TICK_MS_MAX = 250,
     CROWDED_IDLE_MS = 1000, /* idle time granted when three quarters of the connections are taken */
     SEND_MS = 60000,
-    PROBE_IDLE_S = 30, /* a client that vanished answers no probe; SEND_MS ends it */
+    PROBE_IDLE_S = 30, /* a lost client answers no probe; SEND_MS then ends the connection */
     PROBE_EVERY_S = 10,
 };
 
 /* ---- connections and their deadlines --------------------------------------------------------- */
 
-/* One that is closed by now was nobody's: root's, the kernel would say. */
+/* A closed connection counts as a stranger's, although the kernel would report root as its user. */
 http_peer http_connection_peer(http_connection *c)
 {
     uid_t user = 0;
@@ -76,7 +80,7 @@ static void connection_opened(http_server *s, struct MHD_Connection *connection,
     if (c->next)
         c->next->prev = c;
     s->connections = c;
-    if (s->stopping) { /* libmicrohttpd closes it when it reads the end */
+    if (s->stopping) { /* libmicrohttpd closes the socket when it reads the end */
         shutdown(c->fd, SHUT_RDWR);
         c->deadline_ms = HTTP_NEVER;
     }
@@ -118,8 +122,8 @@ void http_connection_deadline(http_connection *c, int64_t deadline_ms, bool idle
     pthread_mutex_unlock(&c->server->lock);
 }
 
-/* Shuts down what is over its deadline; the socket itself is libmicrohttpd's to close. Needs the
- * lock, under which `connection_closed` runs before the descriptor's number can be used again. */
+/* Shuts down the connections that are past their deadlines; libmicrohttpd closes the sockets. Needs
+ * the lock: `connection_closed` takes it before a descriptor's number can be used again. */
 static void expire(http_server *s, int64_t now_ms)
 {
     bool crowded = s->connection_count > s->config.connections_max / 4 * 3;
@@ -145,8 +149,9 @@ bool http_hung_up(int fd)
     return poll(&p, 1, 0) > 0;
 }
 
-/* Whether a request that waits for a worker is not to be begun any more. Its connection is
- * suspended, so that the descriptor stays; the end of one that still sends libmicrohttpd sees. */
+/* Whether a request in the queue has waited too long to be begun, or its client has hung up. Its
+ * connection is suspended, so that the descriptor stays open. An upload never lapses: its client
+ * still sends, and libmicrohttpd sees the end of the connection. */
 static bool lapsed(const http_request *r, int64_t now_ms)
 {
     const http_config *c = &r->server->config;
@@ -164,7 +169,7 @@ static void answer_lapsed(http_request *r)
     http_response_error(r, &e);
 }
 
-/* Takes those that lapsed out of the queue. Needs the lock. */
+/* Takes the lapsed requests out of the queue. Needs the lock. */
 static http_request *queue_lapsed(http_server *s, int64_t now_ms)
 {
     http_request *out = NULL, **at = &s->queue;
@@ -207,7 +212,7 @@ static void *timer_run(void *context)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* libmicrohttpd has the request line. What this returns is the request's context. */
+/* libmicrohttpd has the request line. The result is the request's context. */
 static void *target_begin(void *context, const char *uri, struct MHD_Connection *connection)
 {
     http_server *s = context;
@@ -292,7 +297,7 @@ void http_request_answer(http_request *r, unsigned status, struct MHD_Response *
     r->response = response;
     r->status = status;
     r->send_ms = send_ms;
-    r->discard = true; /* whatever of the body still comes */
+    r->discard = true; /* the rest of the body */
     r->ring_len = 0;
     http_request_wake(r);
     pthread_mutex_unlock(&r->lock);
@@ -324,9 +329,9 @@ enum MHD_Result http_request_queue_answer(http_request *r)
     return MHD_queue_response(r->connection, r->status, r->response);
 }
 
-/* A refused request is answered at once only when no body is under way, or too much of one: a
- * client that is still sending may otherwise never read why. Where it is not known what its body is
- * nothing of it is read. */
+/* Whether a refusal is sent before the body is read. It is sent early if the client waits for
+ * `100 Continue`, if the body is too long to drain, or if its length is in doubt. Otherwise the
+ * body is read first: a client that is still sending might never read the reason. */
 static bool may_answer_early(const http_request *r)
 {
     const char *expect = http_header_value(r, "Expect");
@@ -336,7 +341,7 @@ static bool may_answer_early(const http_request *r)
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
-/* A handler that waits for its client's bytes. */
+/* Whether the route's handler waits for its client's bytes. */
 static bool uploads(const http_route *route)
 {
     return route->slow && route->body == HTTP_BODY_STREAM;
@@ -348,7 +353,7 @@ static bool worker_may_take(const http_server *s, const http_request *r)
     int max = s->config.workers_max;
     bool room = s->workers_slow + s->workers_waiting < max - max / 4;
     int rest =
-        max / 2 - (max + 7) / 8; /* uploads that stall leave an eighth to what else is slow */
+        max / 2 - (max + 7) / 8; /* stalled uploads leave an eighth for other slow routes */
     if (uploads(route) && s->workers_uploading >= (rest > 1 ? rest : 1))
         return false;
     return route->slow ? room && s->workers_slow < max / 2 : !route->waits || room;
@@ -373,7 +378,7 @@ static void answer(http_server *s, http_request *r)
 {
     const http_config *c = &s->config;
     if (lapsed(r, clock_monotonic_ms()))
-        answer_lapsed(r); /* whoever gave up may ask again, and wants it once */
+        answer_lapsed(r); /* not handled: the client may have sent the request again */
     else if ((!c->refuse || !c->refuse(c->context, r->route, r)) &&
              (!r->route->led || !c->divert || !c->divert(c->context, r)))
         r->route->handle(r, c->context);
@@ -436,7 +441,8 @@ bool http_request_dispatch(http_request *r)
 {
     http_server *s = r->server;
     pthread_mutex_lock(&s->lock);
-    /* A second thread for a second request, also when the first has not taken its own yet. */
+    /* Starts a second thread for a second request, even if an idle thread exists that has not taken
+     * the first request yet. */
     bool more = s->workers_idle == 0 || s->queue;
     if (!s->stopping && more && s->workers < s->config.workers_max && worker_start(s) == 0)
         s->workers++;
@@ -463,7 +469,7 @@ static enum MHD_Result access_request(void *context, struct MHD_Connection *conn
     (void)context, (void)url;
     http_request *r = *request;
     if (!r)
-        return MHD_NO; /* no memory for it */
+        return MHD_NO; /* no memory for the request */
     if (!r->begun) {
         request_begin(r, connection, method, version);
         return r->response && may_answer_early(r) ? http_request_queue_answer(r) : MHD_YES;
@@ -487,7 +493,7 @@ static void set_defaults(http_config *c)
     c->bodies_bytes_max = c->bodies_bytes_max ? c->bodies_bytes_max : HTTP_BODIES_BYTES_MAX;
 }
 
-/* Our own socket, for an error that says what is wrong with it. */
+/* Makes the socket here and not in libmicrohttpd, for an error that names the cause. */
 int http_server_listen(const char *host, uint16_t number, err *e)
 {
     char port[8];
@@ -502,7 +508,7 @@ int http_server_listen(const char *host, uint16_t number, err *e)
     int on = 1, failed = fd < 0 ? errno : 0;
     if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    /* Of two that bind at the same time one may be told by listen alone that it came too late. */
+    /* When two processes bind at the same time, the second may get EADDRINUSE from listen alone. */
     if (fd >= 0 && (bind(fd, at->ai_addr, at->ai_addrlen) != 0 || listen(fd, 511) != 0))
         failed = errno;
     freeaddrinfo(at);
@@ -552,7 +558,7 @@ static http_server *server_new(const http_config *config)
     return s;
 }
 
-/* libmicrohttpd's messages are about clients that went away: of interest only when looked for. */
+/* Logs libmicrohttpd's messages at level debug: they are about clients that went away. */
 __attribute__((format(printf, 2, 0))) static void log_daemon(void *context, const char *fmt,
                                                              va_list args)
 {
@@ -572,7 +578,7 @@ static struct MHD_Daemon *daemon_start(http_server *s)
         access_request, s, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL, MHD_OPTION_LISTEN_SOCKET,
         s->listen_fd, MHD_OPTION_THREAD_POOL_SIZE, threads, MHD_OPTION_CONNECTION_LIMIT, limit,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT,
-        0 /* we say why */, MHD_OPTION_NOTIFY_CONNECTION, connection_notify, s,
+        0 /* our checks give reasons */, MHD_OPTION_NOTIFY_CONNECTION, connection_notify, s,
         MHD_OPTION_NOTIFY_COMPLETED, request_completed, s, MHD_OPTION_URI_LOG_CALLBACK,
         target_begin, s, MHD_OPTION_END);
 }
@@ -603,7 +609,7 @@ int http_server_start(const http_config *config, http_server **out, err *e)
         http_server_stop(s, 0);
         return err_set(e, ERR_IO, "the HTTP server does not start");
     }
-    s->listen_fd = -1; /* libmicrohttpd's now */
+    s->listen_fd = -1; /* libmicrohttpd owns it now */
     *out = s;
     return 0;
 }
@@ -629,7 +635,7 @@ static bool workers_end(http_server *s, int grace_ms)
     s->stopping = true;
     pthread_cond_broadcast(&s->work);
     pthread_cond_broadcast(&s->tick);
-    /* Uploads under way get no more bytes: their readers see the end of the connection. */
+    /* Ends uploads under way: their handlers see the end of the connection. */
     for (http_connection *c = s->connections; c; c = c->next)
         if (c->deadline_ms != HTTP_NEVER)
             shutdown(c->fd, SHUT_RD);
@@ -644,14 +650,14 @@ bool http_server_stop(http_server *s, int grace_ms)
 {
     if (!s)
         return true;
-    /* Not by MHD_quiesce_daemon: it takes the socket out of the threads' epoll sets beside them,
-     * and one that is about to do the same ends the process. */
+    /* Does not use MHD_quiesce_daemon: it removes the socket from the epoll sets of running
+     * threads, and a thread that then removes the socket itself aborts the process. */
     bool quiet = workers_end(s, grace_ms);
     pthread_join(s->timer, NULL);
     http_streams_end(s);
     if (!quiet) {
-        /* A handler still holds a suspended connection, which libmicrohttpd cannot stop with. The
-         * process is about to end; until then these stay. */
+        /* A handler still uses a suspended connection, and libmicrohttpd cannot stop with such a
+         * connection. The process is about to end; until then the server's memory stays. */
         log_warn("stopped with requests still being handled");
         return false;
     }

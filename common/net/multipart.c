@@ -13,12 +13,12 @@ struct multipart {
     char delimiter[MULTIPART_BOUNDARY_MAX + 5]; /* CR LF -- boundary */
     size_t delimiter_len;
     char buffer[MULTIPART_BUFFER_BYTES];
-    size_t start, end; /* of what is read and not handed out */
+    size_t start, end; /* of the bytes that are read and not handed out */
     bool in_part, over, source_over;
     int parts;
 };
 
-/* Where the next parameter begins; NULL: there is none. */
+/* The semicolon before the next parameter; NULL: there is no further parameter. */
 static const char *semicolon(const char *at)
 {
     for (bool quoted = false; *at && (quoted || *at != ';'); at++) {
@@ -70,7 +70,7 @@ int multipart_open(const char *content_type,
     /* The first delimiter may stand at the very beginning, without its line break. */
     memcpy(m->buffer, "\r\n", 2);
     m->end = 2;
-    m->in_part = true; /* what comes before the first delimiter is skipped like a part */
+    m->in_part = true; /* text before the first delimiter is skipped like a part */
     *out = m;
     return 0;
 }
@@ -80,7 +80,7 @@ void multipart_close(multipart *m)
     free(m);
 }
 
-/* Reads more behind what is there; -1 with ERR_INVALID at the end of the source. */
+/* Reads more behind the buffered bytes; -1 with ERR_INVALID at the end of the source. */
 static int refill(multipart *m, err *e)
 {
     if (m->start) {
@@ -107,7 +107,7 @@ ssize_t multipart_piece(multipart *m, const char **bytes, err *e)
         const char *at = m->buffer + m->start;
         size_t have = m->end - m->start;
         const char *found = memmem(at, have, m->delimiter, m->delimiter_len);
-        /* Without a whole delimiter in sight its beginning may be at the end. */
+        /* Without a whole delimiter, the buffered bytes may end with a delimiter's beginning. */
         size_t safe = found ? (size_t)(found - at)
                             : have >= m->delimiter_len ? have - m->delimiter_len + 1 : 0;
         if (safe) {
@@ -195,7 +195,7 @@ int multipart_next(multipart *m, multipart_part *out, err *e)
         m->over = true;
         return 0;
     }
-    size_t blank; /* the rest of the delimiter's line: nothing, or spaces */
+    size_t blank; /* the rest of the delimiter's line: empty, or spaces */
     if (line(m, &blank, e))
         return -1;
     if (strspn(m->buffer + m->start, " \t") < blank)

@@ -1,7 +1,7 @@
-/* multipart.h: reads a multipart/form-data body (RFC 7578) while it comes, without keeping it.
+/* multipart.h: reads a multipart/form-data body (RFC 7578) while it arrives, without storing it.
  *
- * Bytes are pulled from a source that may block. A part's contents are handed out as views into the
- * reader's one buffer. Refusals are ERR_INVALID; the source's errors pass through. */
+ * The reader pulls bytes from a source that may block. It hands out a part's contents as views into
+ * its one buffer. A malformed body is ERR_INVALID; the source's errors pass through. */
 #ifndef KUBEML_MULTIPART_H
 #define KUBEML_MULTIPART_H
 
@@ -21,7 +21,7 @@ typedef struct multipart multipart;
 
 typedef struct multipart_part {
     char name[64];
-    char filename[256]; /* "" when none was given */
+    char filename[256]; /* "" when the part has no filename */
 } multipart_part;
 
 /* `content_type` is the body's header, which names the boundary. */
@@ -30,9 +30,10 @@ int multipart_open(const char *content_type,
                    multipart **out, err *e);
 void multipart_close(multipart *m); /* NULL is fine */
 
-/* Goes to the next part, past what was not read of this one: 1, 0 after the last, -1. */
+/* Skips the rest of this part and goes to the next part: 1, 0 after the last part, -1. */
 int multipart_next(multipart *m, multipart_part *out, err *e);
-/* The part's next piece: its length, 0 at the part's end, -1. Valid until the next call. */
+/* The part's next piece: its length, 0 at the part's end, -1. *bytes is valid until the next call.
+ */
 ssize_t multipart_piece(multipart *m, const char **bytes, err *e);
 
 #endif

@@ -16,7 +16,7 @@
 
 typedef struct end {
     int family;
-    uint16_t port; /* both as they travel */
+    uint16_t port; /* port and address in network byte order */
     uint32_t address[4];
 } end;
 
@@ -37,8 +37,8 @@ static bool end_of(int (*name)(int, struct sockaddr *, socklen_t *), int fd, end
     return at.ss_family == AF_INET || at.ss_family == AF_INET6;
 }
 
-/* The socket from `own` to `other`, exactly, or one that listens at `own`: 1, or 0 where there is
- * none, or -1. */
+/* Looks up the socket from exactly `own` to `other`, or the socket that listens at `own`: 1, 0
+ * where there is no such socket, or -1. */
 static int look_up(const end *own, const end *other, struct inet_diag_msg *out)
 {
     struct {
@@ -60,7 +60,7 @@ static int look_up(const end *own, const end *other, struct inet_diag_msg *out)
     cleanup_close int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
     if (fd < 0 || send(fd, &question, sizeof question, 0) != (ssize_t)sizeof question)
         return -1;
-    ssize_t n = recv(fd, reply, sizeof reply, MSG_DONTWAIT); /* it lies there since send */
+    ssize_t n = recv(fd, reply, sizeof reply, MSG_DONTWAIT); /* send has queued the reply */
     if (n >= (ssize_t)NLMSG_LENGTH(sizeof(struct nlmsgerr)) && head->nlmsg_type == NLMSG_ERROR)
         return ((const struct nlmsgerr *)NLMSG_DATA(head))->error == -ENOENT ? 0 : -1;
     if (n < (ssize_t)NLMSG_LENGTH(sizeof *out) || head->nlmsg_type != SOCK_DIAG_BY_FAMILY)
@@ -85,7 +85,7 @@ int peer_user(int fd, uid_t *user)
     int found = look_up(&other, &own, &told);
     if (found <= 0)
         return found;
-    /* Of a socket that nobody holds any more the kernel says that it is root's. */
+    /* The kernel reports root as the user of a socket that no process holds any more. */
     if (told.idiag_inode == 0 || told.id.idiag_dport != own.port)
         return 0;
     *user = told.idiag_uid;

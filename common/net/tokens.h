@@ -1,9 +1,8 @@
-/* tokens.h: the bearer tokens that an HTTP server takes, and whose they are.
+/* tokens.h: the bearer tokens that an HTTP server accepts, and their users.
  *
- * A list is text: one token a line, `NAME:TOKEN` for a user's or `TOKEN` for nobody's in
- * particular; what begins with # and empty lines are left out. A user may have several tokens, so
- * that one can follow another; a token is one user's.
- */
+ * A list is text: one token a line, `NAME:TOKEN` for a token of a user or `TOKEN` for a token
+ * without a user. Empty lines and lines that begin with # are skipped. A user may have several
+ * tokens, so that a new token can replace an old token; a token has one user. */
 #ifndef KUBEML_TOKENS_H
 #define KUBEML_TOKENS_H
 
@@ -14,18 +13,19 @@ enum { TOKENS_MAX = 1024, TOKENS_TEXT_BYTES_MAX = 256 << 10, TOKENS_TOKEN_BYTES_
 
 typedef struct tokens tokens;
 
-tokens *tokens_new(err *e); /* takes none. ERR_NOMEM */
-void tokens_free(tokens *t); /* overwritten first; NULL is fine */
-/* One token, as it is. ERR_INVALID: empty, too long, with blanks, or there already. ERR_LIMIT. */
+tokens *tokens_new(err *e); /* an empty set. ERR_NOMEM */
+void tokens_free(tokens *t); /* overwrites the tokens first; NULL is fine */
+/* Adds a copy of a token. ERR_INVALID: empty, too long, with blanks, or there already. ERR_LIMIT.
+ */
 int tokens_add(tokens *t, const char *user, const char *token, err *e);
-/* A list: ERR_INVALID with the line's number, or where it has none. */
+/* Adds a list. ERR_INVALID with the line's number, or where the list has no token. */
 int tokens_read(tokens *t, const char *text, err *e);
-/* How long it takes says nothing of `want`. */
+/* Compares in a time that does not depend on `want`'s bytes. */
 bool tokens_same(const char *given, const char *want);
-/* Whose it is: "" is nobody's in particular, NULL: it is none of them. How long it takes says
- * nothing of them. */
+/* The token's user: "" for a token without a user, NULL for an unknown token. Its time does not
+ * depend on the tokens' bytes. */
 const char *tokens_user(const tokens *t, const char *token);
-/* The first of that user; NULL user: of anybody. NULL: there is none. */
+/* The first token of that user; user NULL: the first token of all. NULL: there is none. */
 const char *tokens_first(const tokens *t, const char *user);
 
 #endif

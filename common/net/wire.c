@@ -25,7 +25,7 @@
 enum {
     HEADER_BYTES = 4,
     READ_BYTES = 64 << 10,
-    KEPT_BYTES = 1 << 20, /* of a buffer that is empty */
+    KEPT_BYTES = 1 << 20, /* capacity that an empty buffer keeps at most */
     DEPTH_MAX = 32,
     BACKLOG = 128
 };
@@ -47,7 +47,7 @@ static int stream_socket(int family, err *e)
     return fd;
 }
 
-/* A full backlog is somebody's too: of one who is busy, or stopped. */
+/* Whether a process listens there. A full backlog counts: its process is busy or stopped. */
 static bool somebody_answers(const struct sockaddr_un *at)
 {
     cleanup_close int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -68,7 +68,7 @@ static int listen_unix(const char *path, err *e)
     cleanup_close int fd = stream_socket(AF_UNIX, e);
     if (fd < 0)
         return -1;
-    /* Before bind: the file never exists with wider permissions. */
+    /* fchmod before bind, so that the file never has wider permissions. */
     if (fchmod(fd, 0600) || bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, BACKLOG))
         return err_set_errno(e, errno, "%s", path);
     if (chmod(path, 0600))
@@ -125,8 +125,9 @@ int wire_address(int listen_fd, char out[WIRE_ADDRESS_BYTES], err *e)
 
 /* ---- connections ---------------------------------------------------------------------------- */
 
-/* A machine that has lost its power closes nothing: probes find out, and what it does not
- * acknowledge. All of it is refused on Unix sockets, which is fine. */
+/* Sets probes and time-outs of TCP. A machine that has lost its power closes no connection: only
+ * probes and unacknowledged bytes show its loss. Unix sockets refuse these options, which is fine.
+ */
 static void set_tcp(int fd)
 {
     int one = 1, idle_s = 2, between_s = 1;
@@ -163,7 +164,7 @@ void wire_watch_socket(int fd, int dead_ms)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &second, sizeof second);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-    /* with bytes on their way */
+    /* for the time while sent bytes are not acknowledged */
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
 }
 
@@ -243,7 +244,8 @@ void wire_set_values_limit(wire *w, size_t values_bytes_max)
     w->values_bytes_max = values_bytes_max;
 }
 
-/* A connection is kept for long, and few of its messages are large. */
+/* Frees an empty buffer that has grown large: a connection lives long, and few of its messages are
+ * large. */
 static void let_go(buf *b)
 {
     size_t max = b->max;
@@ -325,7 +327,7 @@ int wire_sendf(wire *w, err *e, const char *pack_format, ...)
 
 /* ---- receiving ------------------------------------------------------------------------------ */
 
-/* 1 with a message taken from the buffer, 0 when none is whole, -1. */
+/* Takes a message from the buffer: 1, 0 when no message is whole, -1. */
 static int take_frame(wire *w, json_t **out, err *e)
 {
     if (w->in.len < HEADER_BYTES)

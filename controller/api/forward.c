@@ -15,11 +15,11 @@
 
 enum {
     HOP_STACK_BYTES = 256 << 10,
-    HOP_HELD_BYTES = 256 << 10, /* of a stream, beyond what the server holds for its client */
-    HOP_READ_MS = 20,           /* between two looks whether that client has read */
+    HOP_HELD_BYTES = 256 << 10, /* of a stream, beyond what the server holds for the client */
+    HOP_READ_MS = 20,           /* between two checks whether the client has read */
 };
 
-/* One request on its way to the leader and its answer on its way back. */
+/* A request on its way to the leader, and the response on its way back. */
 typedef struct hop {
     controller *c;
     char where[KUBE_LEASE_ADDRESS_BYTES];
@@ -27,16 +27,16 @@ typedef struct hop {
     CURLM *multi;
     struct curl_slist *headers;
     char type[80], link[STORE_KEY_BYTES + 128];
-    buf body; /* of a stream: what its client has no room for */
-    size_t held, sent; /* of an answer that is whole: what of it counts, and has been read */
+    buf body; /* of a stream: the bytes for which its client has no room */
+    size_t held, sent; /* of a whole response: its counted size, and what the client has read */
     int64_t stuck_ms;
     long status;
-    bool sized;  /* the answer says how long it is */
+    bool sized;  /* the response says how long it is */
     bool headed; /* its headers are there */
-    bool refused; /* there is no memory for it, or it is over FORWARD_BYTES_MAX */
-    bool crowded; /* others have not taken theirs */
+    bool refused; /* there is no memory for it, or it exceeds FORWARD_BYTES_MAX */
+    bool crowded; /* other clients have not read their responses */
     bool late;    /* it took longer than FORWARD_ANSWER_MS */
-    bool paused; /* the leader is to wait until the client has read */
+    bool paused; /* the leader waits until the client has read */
     http_stream *stream;
 } hop;
 
@@ -44,7 +44,7 @@ static atomic_int waiting;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t fewer = PTHREAD_COND_INITIALIZER;
 static int streams; /* open ones */
-static size_t held_bytes; /* of answers on their way to their clients */
+static size_t held_bytes; /* of responses on their way to clients */
 
 static bool count_stream(int change)
 {
@@ -64,8 +64,9 @@ void forward_drain(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* For the leader it is over once it has sent it all: how long the client takes is our matter. What
- * is small does not count, so that others are answered while somebody takes his time. */
+/* Counts a response as held; false: there is no room. The leader is done when it has sent
+ * everything, so slow clients are counted here. Small responses do not count, so that they pass
+ * while a client reads slowly. */
 static bool hold(hop *h, size_t bytes)
 {
     if (bytes <= FORWARD_SMALL_BYTES)
@@ -103,7 +104,7 @@ static void hop_free(void *hop_)
     free(h);
 }
 
-/* ---- what comes back ------------------------------------------------------------------------- */
+/* ---- the response ---------------------------------------------------------------------------- */
 
 static size_t take_header(char *bytes, size_t size, size_t count, void *context)
 {
@@ -123,7 +124,7 @@ static size_t take_header(char *bytes, size_t size, size_t count, void *context)
     return len;
 }
 
-/* Before its first byte. */
+/* Counts the response before its first byte. */
 static bool hold_answer(hop *h)
 {
     curl_off_t len = 0;
@@ -140,7 +141,7 @@ static size_t take_bytes(char *bytes, size_t size, size_t count, void *context)
         return 0;
     if (h->stream && h->body.len >= HOP_HELD_BYTES) {
         h->paused = true;
-        return CURL_WRITEFUNC_PAUSE; /* it comes again */
+        return CURL_WRITEFUNC_PAUSE; /* curl passes these bytes again */
     }
     bool taken = buf_append(&h->body, bytes, len, NULL) == 0;
     h->refused = !taken;
@@ -153,8 +154,8 @@ static bool same_leader(const hop *h)
     return leader_where(h->c->leader, where) && strcmp(where, h->where) == 0;
 }
 
-/* Until the answer is whole, or its headers say that it is a stream. False: it was lost; *result
- * then says how. */
+/* Waits until the response is whole, or its headers show a stream. False: it was lost, and *result
+ * has curl's code. */
 static bool await_answer(hop *h, CURLcode *result)
 {
     int64_t deadline = clock_deadline_ms(FORWARD_ANSWER_MS);
@@ -203,7 +204,7 @@ static void *run_stream(void *arg)
     return NULL;
 }
 
-/* Takes the hop: a thread of its own goes on with it, since it may last for hours. */
+/* Takes the hop, and continues it in a thread of its own, since a stream may last for hours. */
 static void answer_stream(hop *h, http_request *r)
 {
     pthread_t thread;
@@ -229,7 +230,7 @@ static void answer_stream(hop *h, http_request *r)
     pthread_attr_destroy(&attr);
 }
 
-/* ---- what goes out --------------------------------------------------------------------------- */
+/* ---- the request ----------------------------------------------------------------------------- */
 
 static bool add_header(hop *h, const char *fmt, const char *value)
 {
@@ -244,7 +245,7 @@ static bool add_header(hop *h, const char *fmt, const char *value)
 
 static bool set_headers(hop *h, const http_request *r)
 {
-    /* The caller's, or another of the same user: the leader sees who asks. */
+    /* the caller's token, or another of the same user: the leader sees who asks */
     const char *token =
         h->c->config.tokens ? tokens_first(h->c->config.tokens, http_user(r)) : NULL;
     return add_header(h, HTTP_HOP_HEADER ": %s", "1") && add_header(h, "%s", "Expect:") &&
@@ -312,7 +313,7 @@ json_t *forward_look(controller *c, const char *path)
     return out;
 }
 
-/* ---- the request ----------------------------------------------------------------------------- */
+/* ---- forwarding ------------------------------------------------------------------------------ */
 
 static void answer_lost(const hop *h, http_request *r, CURLcode result)
 {

@@ -1,14 +1,15 @@
 /* infer.c: /infer: runtimes that serve trained models, kept warm for a while.
  *
- * A runtime of the pool gets the model and its code (`serve`) and from then on belongs to that
- * model. A handler takes an idle one or makes one, talks to it over its connection, and puts it
- * back; two requests for a model run beside each other in two runtimes, up to
- * JOB_MANAGER_SERVERS_MAX of all. No more requests than that are at work, the others wait as the
- * bytes they came in: as JSON they are many times as large. So large ones are at work one after the
- * other, and so are answers: of these a runtime, where anybody's code runs, gets no more room than
- * its model's outputs need. Who waits for room has it in the order of coming: a large one is passed
- * by no small ones.
- */
+ * A runtime of the pool gets a model and its code (`serve`), and belongs to that model from then
+ * on. A handler takes an idle runtime or makes one, talks to it over its connection, and puts it
+ * back. Two requests for a model run beside each other in two runtimes; all models together have at
+ * most JOB_MANAGER_SERVERS_MAX runtimes.
+ *
+ * No more requests than runtimes are at work. The others wait as the bytes in which they came,
+ * since parsed JSON is many times as large. ROOM_BYTES limits what all requests at work take, and
+ * what their answers take, so that large ones run one after the other. A runtime runs any user's
+ * code: its answer gets no more room than its model's outputs need. Requests get room in the order
+ * of their coming: small requests do not pass a large one. */
 #include "infer.h"
 
 #include <assert.h>
@@ -34,12 +35,12 @@ enum {
     TAKE_MS = 30000,
     SERVE_MS = 30000,
     INFER_MS = 60000,
-    /* for the questions at work, and as much for their answers; the largest of them, which may be
-     * larger than that, leaves room for small ones beside it */
+    /* for the questions at work, and as much for their answers; the largest, which may be larger
+     * than this, counts as LARGE_BYTES and leaves room for small ones beside it */
     ROOM_BYTES = 256 << 20,
     LARGE_BYTES = 240 << 20,
 };
-/* All of an answer; whoever hands the request on waits for longer. */
+/* The sum of all waits for an answer; a standby waits longer for it. */
 _Static_assert(INFER_MS + TAKE_MS + SERVE_MS + INFER_MS + INFER_MS < FORWARD_ANSWER_MS,
                "a standby waits for the leader's answer");
 
@@ -48,13 +49,13 @@ typedef struct server {
     char version[72]; /* the model's SHA-256; of a checkpoint its name */
     char pod[CLUSTER_NAME_BYTES];
     wire *wire;
-    size_t outputs; /* of the model, as the runtime says */
+    size_t outputs; /* of the model, as the runtime reports */
     bool busy;
     int64_t used_ms;
     struct server *next;
 } server;
 
-/* A request, from its wish to enter on. */
+/* A request, from the moment that it asks to enter. */
 typedef struct visit {
     size_t question_bytes, answer_bytes;
     struct visit *next; /* in the line that it waits in */
@@ -66,9 +67,9 @@ struct infer {
     pthread_cond_t freed;
     server *servers;
     int count;
-    int asking; /* requests that have a server, or are to get one */
-    size_t questions_bytes, answers_bytes; /* that theirs may take */
-    visit *entering, *answering;           /* those that wait for room, the first first */
+    int asking; /* requests that have a server, or will get one */
+    size_t questions_bytes, answers_bytes; /* room that they take */
+    visit *entering, *answering;           /* requests that wait for room, in their order */
 };
 
 infer *infer_open(controller *c)
@@ -93,7 +94,7 @@ static void unlist(infer *i, server *gone)
         }
 }
 
-/* Not under the lock: the owner is asked. */
+/* Not under the lock: it asks the job manager. */
 static void end(infer *i, server *s)
 {
     wire_close(s->wire);
@@ -140,7 +141,7 @@ void infer_reap(infer *i)
 typedef struct material {
     json_t *record;
     blob *model, *object;
-    bool local; /* the runtime opens our paths; elsewhere it fetches the blobs from the store */
+    bool local; /* the runtime opens our paths; otherwise it reads the blobs from the store */
     char model_name[STORE_KEY_BYTES];
     char model_path[FS_PATH_BYTES], object_path[FS_PATH_BYTES];
     char version[72];
@@ -166,7 +167,7 @@ static int find_model(controller *c, const char *id, char name[STORE_KEY_BYTES],
         return 0;
     if (why.code == ERR_NOT_FOUND && job_query_trains(c->job_manager, id))
         return still_runs(id, e);
-    if (why.code == ERR_NOT_FOUND) { /* unless it has ended between the two */
+    if (why.code == ERR_NOT_FOUND) { /* the job may have ended between the two */
         err_clear(&why);
         if (model_blob_find(c->store, id, name, &why) == 0)
             return 0;
@@ -192,10 +193,10 @@ static int open_material(controller *c, const char *id, material *m, err *e)
                              "model \"%s\" was uploaded: it has no code to infer with", id)
                    : -1;
     }
-    /* what it had ended with may still be there, and of one that began anew its checkpoints */
+    /* the job's earlier model may still be there, and a restarted job's checkpoints */
     if (!jobs_record_ended(m->record) && job_query_trains(c->job_manager, id))
         return still_runs(id, e);
-    /* The SHA-256 is the final model's; the next checkpoint has another name. */
+    /* The SHA-256 is the final model's; each checkpoint has a name of its own. */
     const char *sha = json_string_value(json_object_get(m->record, "sha256")),
                *kind = strrchr(m->model_name, '/') + 1;
     snprintf(m->version, sizeof m->version, "%.64s",
@@ -217,7 +218,7 @@ static int open_material(controller *c, const char *id, material *m, err *e)
 
 /* ---- one server ------------------------------------------------------------------------------ */
 
-/* Sends and waits for the answer; a `failed` one is an error. */
+/* Sends a message and waits for the answer; a `failed` answer is an error. */
 static int exchange(wire *w, json_t *message, const char *want, int timeout_ms, json_t **out,
                     err *e)
 {
@@ -237,7 +238,7 @@ static int exchange(wire *w, json_t *message, const char *want, int timeout_ms, 
     err_set(e, code ? err_from_name(code) : ERR_INTERNAL, "%s",
             text ? text : "the runtime did not answer");
     json_decref(answer);
-    return 1; /* refused, and the runtime is as it was */
+    return 1; /* refused; the runtime is as it was */
 }
 
 static int load(infer *i, server *s, const material *m, err *e)
@@ -258,7 +259,7 @@ static int load(infer *i, server *s, const material *m, err *e)
         json_object_get(function, "object"), "dataset", json_object_get(m->record, "dataset_info"));
     int status = exchange(s->wire, order, "serving", SERVE_MS, &answer, e) ? -1 : 0;
     if (locator[0])
-        /* it has what it needs; what stays, the next start finds */
+        /* it has what it needs; a user that stays is revoked at the next start */
         store_revoke(st, locator, NULL);
     explicit_bzero(locator, sizeof locator);
     json_int_t outputs = json_integer_value(json_object_get(answer, "outputs"));
@@ -286,7 +287,8 @@ static bool answer_fits(const infer *i, size_t bytes)
     return fits(i->answers_bytes, bytes);
 }
 
-/* Until it is the first in the line and has room, or its time is over. Needs the lock. */
+/* Waits until the visit is the first in its line and has room, or its time is over. Needs the
+ * lock. */
 static bool wait_in_line(infer *i, visit **line, visit *v, size_t bytes,
                          bool (*has_room)(const infer *, size_t))
 {
@@ -302,7 +304,7 @@ static bool wait_in_line(infer *i, visit **line, visit *v, size_t bytes,
     for (at = line; *at != v;)
         at = &(*at)->next;
     *at = v->next;
-    pthread_cond_broadcast(&i->freed); /* who is behind it may have room too */
+    pthread_cond_broadcast(&i->freed); /* the next in the line may have room too */
     return in;
 }
 
@@ -346,8 +348,8 @@ static void leave(infer *i, const visit *v)
     pthread_mutex_unlock(&i->lock);
 }
 
-/* An idle server of the model, or room for a new one (its wire is NULL), marked busy. Whoever has
- * entered finds one: the others have fewer than there may be. */
+/* Marks a server busy: an idle server of the model, or a new one (its wire is NULL). There always
+ * is one for a request that has entered: at most JOB_MANAGER_SERVERS_MAX requests are in. */
 static int reserve(infer *i, const char *id, const char *version, server **out, err *e)
 {
     pthread_mutex_lock(&i->lock);
@@ -395,7 +397,7 @@ static void give_back(infer *i, server *s, bool fit)
         end(i, s);
 }
 
-/* What is loaded next is another runtime. */
+/* Ends a server's runtime; the next load takes another. */
 static void unload(infer *i, server *s)
 {
     wire_close(s->wire);
@@ -404,7 +406,7 @@ static void unload(infer *i, server *s)
     s->pod[0] = '\0';
 }
 
-/* exchange's 1, 0 or -1. */
+/* Asks the server, and loads its runtime first where it has none. exchange's 1, 0 or -1. */
 static int load_and_ask(infer *i, server *s, const material *m, visit *v, json_t *data,
                         json_t **out, err *e)
 {
@@ -421,8 +423,8 @@ static int load_and_ask(infer *i, server *s, const material *m, visit *v, json_t
                     INFER_MS, out, e);
 }
 
-/* A runtime that was idle may have ended meanwhile, with its node perhaps, and nobody was told:
- * another one is loaded in its place. One that lets all its time pass is slow, not gone. */
+/* Asks the server. A runtime that was idle may have ended unnoticed, perhaps with its node: loads
+ * another in its place. A runtime that uses up all the time is slow, not gone. */
 static int ask_server(infer *i, server *s, const material *m, visit *v, json_t *data, json_t **out,
                       err *e)
 {
@@ -483,7 +485,7 @@ void rest_infer(http_request *r, void *context)
     size_t len, most = json_values_max(REQUEST_INFER_BYTES_MAX);
     const char *text = http_body_bytes(r, &len);
     size_t bytes = json_measure(text, len).bytes;
-    /* what is over the limit is refused before it is parsed */
+    /* a request over the limit is refused before it is parsed */
     visit v = {.question_bytes = bytes > most ? 0 : counted(bytes)};
     if (enter(c->infer, &v, &e)) {
         http_response_error(r, &e);

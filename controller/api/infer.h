@@ -7,6 +7,6 @@
 /* NULL: no memory. */
 infer *infer_open(controller *c);
 void infer_close(infer *i); /* NULL is fine */
-void infer_reap(infer *i);  /* ends those that nobody asked for long */
+void infer_reap(infer *i);  /* ends runtimes that have been idle for long */
 
 #endif

@@ -1,8 +1,8 @@
 /* npz_model.c: see npz_model.h.
  *
- * The zip file format, as PKWARE's APPNOTE has it: a local header before each file, then the
- * central directory. Sizes and offsets over 32 bits stand in the zip64 extra field; here they
- * always do. */
+ * The zip file format is that of PKWARE's APPNOTE: a local header before each file, then the
+ * central directory. Sizes and offsets over 32 bits are in the zip64 extra field; here they always
+ * are. */
 #include "npz_model.h"
 
 #include <stdio.h>
@@ -51,7 +51,7 @@ static int append(archive *a, const void *bytes, size_t len, err *e)
     return 0;
 }
 
-/* What local and central header have in common: version to extra length. */
+/* The fields that local and central headers share: version to extra length. */
 static void put_common(unsigned char **to, const entry *f, size_t extra)
 {
     put(to, ZIP64_VERSION, 2);
@@ -165,7 +165,7 @@ static int copy_tensor(archive *a, safetensors *from, const safetensor *t, entry
     return 0;
 }
 
-/* The header is written when the checksum is known, into the room left for it. */
+/* Writes a tensor, and then its header into the room left for it: the header needs the checksum. */
 static int add(archive *a, safetensors *from, const safetensor *t, err *e)
 {
     entry *f = &a->entries[a->count++];

@@ -1,4 +1,4 @@
-/* npz_model.h: a trained model's safetensors file as numpy's archive. */
+/* npz_model.h: writes a trained model's safetensors file as numpy's archive. */
 #ifndef KUBEML_NPZ_MODEL_H
 #define KUBEML_NPZ_MODEL_H
 
@@ -8,10 +8,10 @@
 #include "common/store/store.h"
 
 /* Writes the weights (weights_model.h) as NAME.npy into a zip without compression, in a nameless
- * file of `dir`, which the caller closes. ERR_UNSUPPORTED for a dtype that numpy has not. Blocks on
+ * file of `dir`, which the caller closes. ERR_UNSUPPORTED for a dtype that numpy lacks. Blocks on
  * the disk. */
 int npz_model_write(blob *model, const char *dir, int *fd, uint64_t *len, err *e);
-/* Is it a whole safetensors file? ERR_CORRUPT. */
+/* Checks that it is a whole safetensors file: ERR_CORRUPT. */
 int npz_model_check(blob *model, err *e);
 
 #endif

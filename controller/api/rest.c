@@ -1,5 +1,5 @@
-/* rest.c: the routes of the API, and what is about the platform itself. docs/reference/openapi.yaml is the
- * contract. */
+/* rest.c: the routes of the API, and the handlers about the platform itself.
+ * docs/reference/openapi.yaml is the contract. */
 #include "rest.h"
 
 #include <string.h>
@@ -18,8 +18,8 @@ static void rest_health(http_request *r, void *context)
     http_response_json(r, 200, json_pack("{s:s}", "status", "ok"));
 }
 
-/* Started: it has had its store once. From then on it is asked whatever becomes of the store: much
- * is answered without. */
+/* Started: the controller has had its store once. Later the store's state does not matter here:
+ * many requests need no store. */
 static void rest_started(http_request *r, void *context)
 {
     controller *c = context;
@@ -30,7 +30,7 @@ static void rest_started(http_request *r, void *context)
         http_response_json(r, 200, json_pack("{s:s}", "status", "started"));
 }
 
-/* NULL: they are looked at. The API works without them. */
+/* Why TrainJobs are not looked at; NULL: they are. The API works without them. */
 static const char *why_unseen(const controller *c)
 {
     switch (atomic_load(&c->unseen)) {
@@ -42,8 +42,8 @@ static const char *why_unseen(const controller *c)
     }
 }
 
-/* Ready: the store answers, and there are slots. A controller that stands by is: it takes uploads.
- * It says what the leader says of slots, jobs and pods, as far as that one answers. */
+/* Ready: the store answers, and there are slots. A standby controller is ready too: it takes
+ * uploads. It reports the leader's slots, jobs and pods, where the leader answers. */
 static void rest_ready(http_request *r, void *context)
 {
     controller *c = context;

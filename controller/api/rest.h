@@ -9,7 +9,7 @@
 
 extern const http_route rest_routes[];
 extern const size_t rest_route_count;
-/* http_config.refuse: what needs the store is not even tried while that is away. */
+/* http_config.refuse: refuses a request that needs the store while the store is away. */
 bool rest_refuse(void *context, const http_route *route, http_request *r);
 
 void rest_dataset_list(http_request *r, void *context);

@@ -10,7 +10,7 @@
 #include "rest.h"
 #include "rest_list.h"
 
-/* {"name", "train_set_size", "test_set_size"} is the first KubeML's. */
+/* "name", "train_set_size" and "test_set_size" are the first KubeML's. */
 static json_t *dataset_json(const dataset_info *d)
 {
     json_t *out = json_pack(
@@ -25,7 +25,7 @@ static json_t *dataset_json(const dataset_info *d)
     return out;
 }
 
-/* What a transform standardises with: a list of one number a channel. */
+/* Sets a list of one number a channel, with which a transform standardises samples. */
 static int set_statistic(json_t *out, const char *name, const float *values, uint32_t channels)
 {
     json_t *list = json_array();
@@ -149,7 +149,7 @@ static int parse_options(controller *c, http_request *r, ingest_options *out, er
     return 0;
 }
 
-/* `note` is "" where there is nothing to say. */
+/* `note` is "" where there is none. */
 static int upload(controller *c, http_request *r, char note[INGEST_NOTE_BYTES], err *e)
 {
     ingest_options options;

@@ -47,9 +47,11 @@ void rest_zoo(http_request *r, void *context)
         http_response_json(r, 200, list);
 }
 
-/* ---- uploads: {"model": NAME, "stem"?}, {"code": [{"name", "text"}]}, or files in multipart fields "code" ---- */
+/* ---- uploads --------------------------------------------------------------------------------- */
 
-/* The contents of all files, one after the other, NUL between them. */
+/* An upload: JSON, {"model": NAME, "stem"?} or {"code": [{"name", "text"}]}, or files in multipart
+ * fields "code". `text` has the contents of all files, one after the other, with a NUL after
+ * each. */
 typedef struct code {
     buf text;
     size_t starts[BUILDER_FILES_MAX];
@@ -85,7 +87,7 @@ static int end_file(code *k, err *e)
     return buf_append(&k->text, "", 1, e);
 }
 
-/* Now that the buffer does not move any more. */
+/* Sets the files' pointers, now that the buffer does not move any more. */
 static void point_files(code *k)
 {
     for (size_t i = 0; i < k->upload.count; i++) {
@@ -108,7 +110,7 @@ static int json_file(code *k, const json_t *file, err *e)
                : end_file(k, e);
 }
 
-/* The model's text, with its stem where the request says one. */
+/* Reads the model's text, with its stem where the request has one. */
 static int read_model(const json_t *body, code *k, err *e)
 {
     const json_t *model = json_object_get(body, "model"), *stem = json_object_get(body, "stem");
@@ -201,8 +203,8 @@ static int read_multipart(http_request *r, code *k, err *e)
     return more;
 }
 
-/* The function and, where there are any, the compiler's warnings, which its record has not. Takes
- * both. */
+/* The function's record with the compiler's warnings, where there are any: the stored record lacks
+ * them. Takes both. */
 static json_t *with_warnings(json_t *record, json_t *said)
 {
     json_t *text = json_object_get(said, "compiler_output");

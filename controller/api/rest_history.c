@@ -56,7 +56,7 @@ static json_t *deleted(const char *what, const char *id)
     return out;
 }
 
-/* A job that ended before its first batch has a record and no history. */
+/* Deletes a history. A job that ended before its first batch has a record and no history. */
 static int delete_history(store *s, const char *id, err *e)
 {
     json_t *record = NULL;
@@ -73,7 +73,7 @@ static int delete_history(store *s, const char *id, err *e)
     return -1;
 }
 
-/* With the history go the job's record, its log and its model: nothing of it is left. */
+/* Deletes a job: its history, its model, its record and its log. */
 static int delete_job(controller *c, const char *id, err *e)
 {
     size_t count = 0;
@@ -99,10 +99,10 @@ void rest_history_delete(http_request *r, void *context)
 
 typedef struct pruned {
     size_t deleted, kept;
-    err why; /* the last one is kept */
+    err why; /* of the last job that was kept */
 } pruned;
 
-/* Those of a page; what has gone meanwhile is none of both. */
+/* Deletes the jobs of a page. A job that has gone meanwhile counts as neither. */
 static int prune_page(controller *c, const store_page *page, pruned *p, err *e)
 {
     for (size_t i = 0; i < page->count; i++) {
@@ -131,7 +131,7 @@ static json_t *pruned_json(const pruned *p)
     return json_pack("{s:s}", "result", text);
 }
 
-/* By the jobs and not by the histories: one that never began has none, and is to go too. */
+/* Walks the jobs, not the histories: a job that never began has no history, and is deleted too. */
 void rest_history_prune(http_request *r, void *context)
 {
     controller *c = context;
@@ -195,7 +195,7 @@ static void model_close(void *source)
     free(m);
 }
 
-/* The checkpoint as it lies in the store, optimizer state and all. */
+/* Sends the checkpoint as the store has it, with optimizer state. */
 static void send_checkpoint(http_request *r, blob *b)
 {
     model_source *m = calloc(1, sizeof *m);
@@ -309,7 +309,7 @@ static int take_model(multipart *parts, blob_writer *to, err *e)
                                    : more;
 }
 
-/* What was uploaded is a safetensors file, or it goes again. */
+/* Checks that the upload is a safetensors file, and deletes it otherwise. */
 static int check_model(store *s, const char *name, err *e)
 {
     blob *b = NULL;

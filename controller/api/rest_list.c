@@ -17,7 +17,7 @@ int list_page_parse(http_request *r, list_page *out, err *e)
         if (out->limit < 1 || out->limit > LIST_LIMIT)
             return err_set(e, ERR_INVALID, "limit must be a whole number from 1 to %d", LIST_LIMIT);
     }
-    if (after && name_check("continue", after, NULL)) /* what is listed has a name for its key */
+    if (after && name_check("continue", after, NULL)) /* all keys of these lists are names */
         return err_set(e, ERR_INVALID, "continue must be what the page before said");
     if (after)
         memcpy(out->after, after, strlen(after) + 1);

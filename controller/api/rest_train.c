@@ -130,7 +130,7 @@ void rest_task_events(http_request *r, void *context)
     open_stream(r, ((controller *)context)->job_manager, false);
 }
 
-/* A log on its way; it counts among what is held until the client has it. */
+/* A log on its way to a client; the log reader counts it as held until it is sent. */
 typedef struct log_answer {
     job_manager *job_manager;
     char *text;
@@ -167,7 +167,7 @@ void rest_task_logs(http_request *r, void *context)
     }
     snprintf(id, sizeof id, "%s", http_param(r, "id"));
     if (follow && strcmp(follow, "true") == 0 && job_query_runs(c->job_manager, id)) {
-        failpoint("controller.follow-logs"); /* it may end here */
+        failpoint("controller.follow-logs"); /* the job may end here */
         open_stream(r, c->job_manager, true);
         return;
     }

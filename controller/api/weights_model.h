@@ -1,4 +1,4 @@
-/* weights_model.h: a checkpoint's weights alone, as a file that PyTorch loads. */
+/* weights_model.h: writes a checkpoint's weights alone, as a file that PyTorch loads. */
 #ifndef KUBEML_WEIGHTS_MODEL_H
 #define KUBEML_WEIGHTS_MODEL_H
 
@@ -8,10 +8,10 @@
 #include "common/base/err.h"
 #include "common/store/store.h"
 
-/* Is the tensor of that name a weight (a parameter, a buffer, a counter), not optimizer state? */
+/* Whether the tensor is a weight (a parameter, a buffer, a counter), not optimizer state. */
 bool weights_model_has(const char *tensor);
-/* Writes the weights as safetensors, "format" "pt", into a nameless file of `dir`, which the caller
- * closes: load_state_dict takes them as they are. ERR_CORRUPT, ERR_IO. Blocks on the disk. */
+/* Writes the weights as safetensors with "format" "pt", as load_state_dict takes them, into a
+ * nameless file of `dir`, which the caller closes. ERR_CORRUPT, ERR_IO. Blocks on the disk. */
 int weights_model_write(blob *model, const char *dir, int *fd, uint64_t *len, err *e);
 
 #endif

@@ -1,5 +1,5 @@
-/* cluster_kubernetes.c: see cluster_kubernetes.h. The list of pods, what the watch tells of them,
- * and the calls of cluster.h; cluster_kubernetes_worker.c makes and deletes them. */
+/* cluster_kubernetes.c: see cluster_kubernetes.h. The list of pods, the watch's reports, and the
+ * calls of cluster.h; cluster_kubernetes_worker.c creates and deletes pods. */
 #include "cluster_kubernetes_internal.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include "controller/kube/kube_trainjob.h"
 #include "companion_objects.h"
 
-/* ---- the list; all of it with the lock held -------------------------------------------------- */
+/* ---- the list; with the lock held ------------------------------------------------------------ */
 
 static entry *find(const kube *k, const char *name)
 {
@@ -57,7 +57,7 @@ void kube_note(kube *k, entry *p)
     uint64_t one = 1;
     p->untold = true;
     ssize_t n = write(k->event_fd, &one, sizeof one);
-    (void)n; /* full means readable already */
+    (void)n; /* a full counter means that it is readable already */
 }
 
 static void want_it(kube *k, entry *p, want what, int64_t due_ms)
@@ -76,13 +76,13 @@ void kube_has_ended(kube *k, entry *p)
         k->living--;
         k->ended++;
     }
-    /* One that was about to end when it was asked has another status than what a deletion makes. */
+    /* A pod that was about to end before it was asked has another status than a deletion makes. */
     p->seen.by_itself = !p->asked || (p->seen.exit_status > 0 && p->seen.signal != SIGTERM &&
                                       p->seen.signal != SIGKILL);
     kube_note(k, p);
 }
 
-/* The entry of a node, or the one that is needed least. */
+/* The entry of a node; where there is none, replaces the entry that runs out first. */
 static suspect *suspect_of(kube *k, const char *node)
 {
     suspect *at = &k->suspects[0];
@@ -97,7 +97,8 @@ static suspect *suspect_of(kube *k, const char *node)
     return at;
 }
 
-/* What is just being made there may never be: said of each that was not kept from it. */
+/* Reports each pod that is being made on a suspected node, since it may never start; not pods that
+ * were made to avoid the node. */
 static void doubt_pending(kube *k, const suspect *s)
 {
     for (entry *p = k->entries; p; p = p->next) {
@@ -110,7 +111,7 @@ static void doubt_pending(kube *k, const suspect *s)
     }
 }
 
-/* New pods go elsewhere if they can, until Kubernetes knows it better. */
+/* Lets new pods avoid a node if they can, until Kubernetes itself has noticed its loss. */
 static void suspect_node(kube *k, const char *node)
 {
     if (!node[0])
@@ -136,8 +137,8 @@ bool kube_is_deaf(const kube *k, const char *node)
     return false;
 }
 
-/* The API server waits for a node that is gone longer than anybody here can, and would for each
- * pod. */
+/* Asks a node for no logs after one was waited for in vain: the API server waits for a lost node
+ * longer than a caller can, and for each pod again. */
 void kube_log_failed(kube *k, const char *node, int64_t began_ms, const err *why)
 {
     bool silent = why->code == ERR_TIMEOUT || why->code == ERR_UNAVAILABLE;
@@ -158,7 +159,7 @@ json_t *kube_suspected(const kube *k)
     return out;
 }
 
-/* An ended pod with its log: deleted if it is still there, then dropped. */
+/* Forgets an ended pod and its log: deletes the pod if it is still there, then drops its entry. */
 static void forget(kube *k, entry *p)
 {
     if (p->untold || p->forgotten)
@@ -196,7 +197,7 @@ void kube_set_words(pod *p, const char *reason, const char *message)
     snprintf(p->message, sizeof p->message, "%s", message);
 }
 
-/* ---- what the watch tells -------------------------------------------------------------------- */
+/* ---- what the watch reports ------------------------------------------------------------------ */
 
 void kube_is_gone(kube *k, entry *p, const pod *last)
 {
@@ -233,7 +234,8 @@ static bool differs(const pod *a, const pod *b)
            strcmp(a->message, b->message) != 0;
 }
 
-/* Labels are ours to set: what a watch shows may be older than the last assign. */
+/* Takes a pod's new state, except for its labels, which this controller sets: the watch may show an
+ * older state than the last assign. */
 static void pod_has_changed(kube *k, entry *p, const pod *now)
 {
     if (p->seen.phase == POD_ENDED || !differs(&p->seen, now))
@@ -253,20 +255,21 @@ static void pod_has_changed(kube *k, entry *p, const pod *now)
     kube_note(k, p);
 }
 
-/* A generic pod that somebody deletes, by a drain of its node say, is of no use from then on,
- * however long its process has to end. One of a job is what its process makes of it. */
+/* Takes a generic pod as ended when somebody else deletes it, for example by draining its node: it
+ * is of no use from then on, however long its process takes to end. A job's pod ends when its
+ * process does. */
 static void leaves(kube *k, entry *p)
 {
     if (!p->leaving || p->asked || p->seen.job[0] || p->seen.phase == POD_ENDED)
         return;
     if (!p->seen.reason[0])
         kube_set_words(&p->seen, "Deleted", "the pod is being deleted by somebody else");
-    p->seen.exit_status = 0; /* nothing that its log would explain */
+    p->seen.exit_status = 0; /* its log would explain nothing */
     kube_has_ended(k, p);
 }
 
-/* One of an earlier controller: adopted at the start; later it is the late echo of a lost
- * answer. */
+/* Adds a pod of an earlier controller. At the start it is adopted. A warm pod that appears later
+ * comes from a request whose response was lost, and is deleted. */
 static void stranger(kube *k, const pod *seen, const char *uid, const char *node)
 {
     entry *p = add(k, seen);
@@ -304,7 +307,7 @@ static void on_change(void *context, kube_change change, const json_t *object)
     } else if (p) {
         p->there = p->listed = true;
         if (p->want == WANT_CREATE)
-            p->want = WANT_NOTHING; /* the answer was lost, the pod is not */
+            p->want = WANT_NOTHING; /* only the response was lost */
         snprintf(p->uid, sizeof p->uid, "%s", kube_object_text(object, "uid"));
         bool placed = !p->node[0] && *kube_pod_node(object);
         snprintf(p->node, sizeof p->node, "%s", kube_pod_node(object));
@@ -352,22 +355,23 @@ static int kube_start(cluster *c, const pod_spec *spec, pod *out, err *e)
     return status;
 }
 
-/* A list of one, or NULL where the list of TrainJobs has none for a job. New reference. */
+/* A reference to the TrainJob that stands for a job, as a list of one; NULL where the list has
+ * none. New reference. */
 static json_t *owner_in(const json_t *list)
 {
     json_t *one;
     size_t i;
     json_array_foreach (json_object_get(list, "items"), i, one) {
-        if (*kube_trainjob_job(one)) /* a copy has the label too */
+        if (*kube_trainjob_job(one)) /* a copied TrainJob has the label too */
             return kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(one, "name"),
                                         kube_object_text(one, "uid"));
     }
     return NULL;
 }
 
-/* The reference of the TrainJob that stands for the job; NULL where there is none. It may be made
- * after the job, and anew for a job that is resumed: what was seen is good for a moment, and what
- * was not heard for none. */
+/* The reference of the TrainJob that stands for the job; NULL where there is none. A TrainJob may
+ * be made after its job, and anew for a job that is resumed. So an answer is kept only for a
+ * moment, and a failed request not at all. */
 static const json_t *owner_of_job(kube *k, const char *job, int64_t deadline_ms)
 {
     char path[PATH_BYTES], query[PATH_BYTES];
@@ -389,7 +393,7 @@ static const json_t *owner_of_job(kube *k, const char *job, int64_t deadline_ms)
     }
     k->job_owner = owner_in(list);
     snprintf(k->job_known, sizeof k->job_known, "%s", job);
-    k->job_known_ms = clock_deadline_ms(JOB_MANAGER_KNOWN_MS);
+    k->job_known_ms = clock_deadline_ms(JOB_OWNER_KNOWN_MS);
     return k->job_owner;
 }
 
@@ -409,8 +413,8 @@ static int relabel(kube *k, const char *name, const char *job, int function, int
                       .query = "fieldManager=" KUBE_FIELD_MANAGER};
     if (kube_call(k->calls, &r, deadline, NULL, NULL, &why) == 0)
         return 0;
-    /* The tests fail where another has it, where it is being deleted, or where our own answer was
-     * lost. */
+    /* The patch's tests fail where another job has the pod, where it is being deleted, or where the
+     * patch was applied and our response was lost. */
     cleanup_json json_t *now = NULL;
     if (why.code == ERR_INVALID && kube_get(k->calls, path, NULL, deadline, &now, NULL) == 0) {
         if (kube_pod_is_given(now, job, function, incarnation))
@@ -424,7 +428,7 @@ static int relabel(kube *k, const char *name, const char *job, int function, int
     return err_set(e, why.code, "%s", why.message);
 }
 
-/* Of a pod that has not ended. */
+/* Whether a pod has not ended, and its uid. */
 static bool living_uid(kube *k, const char *name, char uid[KUBE_UID_BYTES])
 {
     pthread_mutex_lock(&k->lock);
@@ -434,7 +438,7 @@ static bool living_uid(kube *k, const char *name, char uid[KUBE_UID_BYTES])
     return living;
 }
 
-static companion_objects beside_of(kube *k, const char *job, const char *name, const char *uid)
+static companion_objects companion_objects_of(kube *k, const char *job, const char *name, const char *uid)
 {
     return (companion_objects){.client = k->calls,
                                .templates = &k->templates,
@@ -442,11 +446,11 @@ static companion_objects beside_of(kube *k, const char *job, const char *name, c
                                .job = job,
                                .ps_pod = name,
                                .ps_uid = uid,
-                               .deadline_ms = clock_deadline_ms(BESIDE_MS),
+                               .deadline_ms = clock_deadline_ms(COMPANION_OBJECTS_MS),
                                .owed = json_array()};
 }
 
-/* The worker goes on where the owner's thread has waited long enough. */
+/* Gives the worker the objects for which the job manager has waited long enough. */
 static void hand_over_owed(kube *k, const companion_objects *b)
 {
     pthread_mutex_lock(&k->lock);
@@ -458,7 +462,7 @@ static void hand_over_owed(kube *k, const companion_objects *b)
     json_decref(b->owed);
 }
 
-static void make_beside(kube *k, const companion_objects *b)
+static void make_companion_objects(kube *k, const companion_objects *b)
 {
     companion_objects_make(b);
     pthread_mutex_lock(&k->lock);
@@ -487,8 +491,8 @@ static int kube_assign(cluster *c, const char *name, const char *job, int functi
     if (relabel(k, name, job, function, incarnation, gpu, e))
         return -1;
     if (function < 0) {
-        companion_objects b = beside_of(k, job, name, uid);
-        make_beside(k, &b);
+        companion_objects b = companion_objects_of(k, job, name, uid);
+        make_companion_objects(k, &b);
         hand_over_owed(k, &b);
     }
     pthread_mutex_lock(&k->lock);
@@ -509,10 +513,10 @@ static void kube_publish(cluster *c, const char *name, const char *job, const js
     char uid[KUBE_UID_BYTES];
     if (!living_uid(k, name, uid))
         return;
-    companion_objects b = beside_of(k, job, name, uid);
-    /* Who gave the pod to the job may have died before he made it. */
+    companion_objects b = companion_objects_of(k, job, name, uid);
+    /* the controller that assigned the pod may have died before it made them */
     if (!has_beside(k, name))
-        make_beside(k, &b);
+        make_companion_objects(k, &b);
     companion_objects_publish(&b, access);
     hand_over_owed(k, &b);
 }
@@ -523,7 +527,7 @@ static void kube_let_meet(cluster *c, const char *name, const char *job)
     char uid[KUBE_UID_BYTES];
     if (!living_uid(k, name, uid))
         return;
-    companion_objects b = beside_of(k, job, name, uid);
+    companion_objects b = companion_objects_of(k, job, name, uid);
     companion_objects_let_meet(&b);
     hand_over_owed(k, &b);
 }
@@ -537,13 +541,13 @@ static int kube_stop(cluster *c, const char *name, int grace_ms, err *e)
     if (p && p->seen.phase == POD_ENDED) {
         forget(k, p);
     } else if (p && p->want == WANT_CREATE && !p->there && !p->busy) {
-        p->want = WANT_NOTHING; /* nobody has heard of it */
+        p->want = WANT_NOTHING; /* the API server has not heard of it */
         kube_set_words(&p->seen, "Stopped", "it was not started yet");
         kube_has_ended(k, p);
     } else if (p && (!p->asked || (grace_ms + 999) / 1000 < p->grace_s)) {
         p->asked = true;
         p->grace_s = (grace_ms + 999) / 1000;
-        /* It is given up, not asked to end; nor is it silent because it was deleted. */
+        /* grace 0 gives the pod up; a pod that somebody deletes is silent for that reason */
         if (p->grace_s == 0 && !p->leaving)
             suspect_node(k, p->node);
         want_it(k, p, WANT_DELETE, p->seen.job[0] ? clock_deadline_ms(DELETE_AFTER_MS) : 0);
@@ -595,7 +599,8 @@ static int kube_next_event(cluster *c, pod *out, err *e)
     return got;
 }
 
-/* Shares of a GPU that the nodes have, in functions: each takes some of one node's. */
+/* Counts the GPU shares that the nodes have, in functions: each function takes its shares from one
+ * node. */
 int kube_count_slots(kube *k, kube_client *c, int *out, err *e)
 {
     char resource[128];
@@ -634,7 +639,7 @@ static int kube_slots(cluster *c, int *out, err *e)
     pthread_mutex_lock(&k->lock);
     *out = k->counted;
     pthread_mutex_unlock(&k->lock);
-    if (counts && *out == 0) { /* the first time; then the worker does */
+    if (counts && *out == 0) { /* the first time; later the worker counts */
         if (kube_count_slots(k, k->calls, out, e))
             return -1;
         pthread_mutex_lock(&k->lock);
@@ -654,7 +659,7 @@ static int kube_cpus(cluster *c)
     return kube_templates_cpus(&((kube *)c)->templates);
 }
 
-/* What was taken of its log before it was deleted; -1: nothing. */
+/* The log that was taken before the pod was deleted; -1: none. */
 static int kept_log(kube *k, const char *name, size_t bytes_max, cluster_log *out)
 {
     pthread_mutex_lock(&k->lock);
@@ -664,7 +669,7 @@ static int kept_log(kube *k, const char *name, size_t bytes_max, cluster_log *ou
     return status;
 }
 
-/* A client of its own for each who reads a log at the same time. */
+/* A client for one thread that reads a log. */
 static kube_client *take_reader(kube *k, err *e)
 {
     kube_client *c = NULL;
@@ -714,7 +719,7 @@ static int kube_log_tail(cluster *c, const char *name, size_t bytes_max, cluster
     give_reader(k, client);
     if (status)
         kube_log_failed(k, node, began_ms, &why);
-    /* A pod that is on its way out gives none from some moment on. */
+    /* A pod that is ending gives no log from some moment on. */
     if ((status || now.len == 0) && kept_log(k, name, bytes_max, out) == 0) {
         free(now.text);
         return 0;

@@ -1,9 +1,9 @@
 /* cluster_kubernetes_internal.h: what cluster_kubernetes.c and its worker share.
  *
- * Three threads: the owner's, which calls cluster.h; the watch's, which only tells; the worker,
- * which creates and deletes; and any that read logs. What they share is the list of entries, behind
- * `lock`; no request is made while it is held. An entry's `want` is what the worker is still to do
- * for it. */
+ * These threads use it: the job manager's, which calls cluster.h; the watch's, which only reports;
+ * the worker, which creates and deletes pods; and any that read logs. They share the list of
+ * entries, guarded by `lock`; no thread makes a request while it holds the lock. An entry's `want`
+ * is what the worker has still to do. */
 #ifndef KUBEML_CLUSTER_KUBERNETES_INTERNAL_H
 #define KUBEML_CLUSTER_KUBERNETES_INTERNAL_H
 
@@ -17,20 +17,20 @@
 
 enum {
     CALL_MS = 5000,
-    BESIDE_MS = 1000, /* that the owner's thread waits for what stands beside a kubeml-ps */
-    JOB_MANAGER_KNOWN_MS = 1000, /* the pods of a job are given out one after the other */
-    LOG_MS = 2000, /* of a pod that is to be deleted: others wait for the worker meanwhile */
-    DELETE_AFTER_MS = 100, /* so that the pods in its place are asked for before its log is */
+    COMPANION_OBJECTS_MS = 1000, /* that the job manager waits for the companion objects of a kubeml-ps */
+    JOB_OWNER_KNOWN_MS = 1000, /* a job gets its pods one after the other */
+    LOG_MS = 2000, /* for the log of a pod that is to be deleted; others wait for the worker */
+    DELETE_AFTER_MS = 100, /* so that new pods are asked for before the log of the old one */
     SLOTS_MS = 10000,
-    LOG_LINE_BYTES = 16, /* a guess at the shortest, to ask for enough lines */
+    LOG_LINE_BYTES = 16, /* a guess at the shortest line, to ask for enough lines */
     LOG_LINES_MAX = 100000,
     PATH_BYTES = 700,
     NODE_BYTES = 256,
     SUSPECTS_MAX = 16,
-    SUSPECT_MS = 120000,  /* in which Kubernetes sees by itself that a node is gone */
-    DEAF_AFTER_MS = 1000, /* that a log was waited for in vain: its node does not answer, */
-    DEAF_MS = 15000,      /* and is not asked for one for so long */
-    READERS_MAX = 2,      /* clients for logs that are kept open */
+    SUSPECT_MS = 120000,  /* in which Kubernetes itself notices a lost node */
+    DEAF_AFTER_MS = 1000, /* of waiting for a log in vain: its node does not answer, */
+    DEAF_MS = 15000,      /* and is asked for no log for so long */
+    READERS_MAX = 2,      /* idle clients for reading logs */
     POD_OWN_GRACE_S = 30, /* Kubernetes' default */
 };
 
@@ -39,32 +39,32 @@ typedef enum want { WANT_NOTHING, WANT_CREATE, WANT_DELETE } want;
 typedef struct entry {
     pod seen;
     char uid[KUBE_UID_BYTES], node[NODE_BYTES];
-    int64_t create_ms; /* it is kept from the nodes that were suspected then */
+    int64_t create_ms; /* it avoids the nodes that were suspected then */
     want want;
     int64_t due_ms;       /* of `want` */
-    int64_t slow_ms;      /* when to say that it is still being made; INT64_MAX: not to be said */
+    int64_t slow_ms;      /* when to report that it is still being made; INT64_MAX: never */
     kube_backoff backoff;
     int grace_s;          /* of WANT_DELETE; -1: the pod's own */
     bool there;           /* the API server has or may have it */
     bool listed;          /* the watch has shown it */
-    bool busy;            /* the worker is at it, without the lock */
-    bool asked;           /* by `stop` */
-    bool beside;          /* Service and policy of this kubeml-ps are made, or owed */
-    bool leaving;         /* somebody has deleted it */
-    bool anywhere;        /* it is to avoid no node */
-    bool avoids;          /* it was made to avoid some */
+    bool busy;            /* the worker handles it, without the lock */
+    bool asked;           /* to end, by `stop` */
+    bool beside;          /* the companion objects of this kubeml-ps are made, or owed */
+    bool leaving;         /* deleted, by whomever */
+    bool anywhere;        /* it need avoid no node */
+    bool avoids;          /* it was made to avoid some nodes */
     bool late;            /* deleted, and should have ended by `due_ms`; then without grace */
     bool untold;
-    bool forgotten;       /* freed as soon as it is deleted */
+    bool forgotten;       /* to be freed once it is deleted */
     cluster_log log;      /* of a deleted pod; .text NULL: none was taken */
     struct entry *next;
 } entry;
 
-/* A node whose pod had to be given up, or that did not answer. */
+/* A node that did not answer, or whose pod was given up. */
 typedef struct suspect {
     char node[NODE_BYTES];
-    int64_t since_ms, until_ms; /* new pods better avoid it */
-    int64_t deaf_until_ms; /* its pods' logs are not asked for */
+    int64_t since_ms, until_ms; /* new pods avoid it, if they can */
+    int64_t deaf_until_ms; /* until then its pods' logs are not asked for */
 } suspect;
 
 typedef struct kube {
@@ -74,14 +74,14 @@ typedef struct kube {
     char owner_uid[KUBE_UID_BYTES];
     int slots, slots_every_ms, late_ms;
     kube_watch *watch;
-    kube_client *calls; /* of the owner's thread */
+    kube_client *calls; /* of the job manager's thread */
     kube_client *work;  /* of the worker */
-    kube_client *readers[READERS_MAX]; /* of those who read logs; idle, behind `lock` */
+    kube_client *readers[READERS_MAX]; /* idle ones, for logs; guarded by `lock` */
     int reader_count;
     pthread_t worker;
     bool working;
     int event_fd;
-    char job_known[CLUSTER_JOB_BYTES]; /* whose TrainJob `job_owner` is; owner's thread, */
+    char job_known[CLUSTER_JOB_BYTES]; /* the job whose TrainJob `job_owner` is; job manager's, */
     int64_t job_known_ms;              /* until when */
     json_t *job_owner;
 
@@ -90,35 +90,35 @@ typedef struct kube {
     entry *entries;         /* the youngest first */
     int living, ended;
     suspect suspects[SUSPECTS_MAX];
-    int counted;      /* slots on the nodes; 0: not asked for yet */
+    int counted;      /* slots of the nodes; 0: not counted yet */
     int64_t count_ms; /* when the worker counts again */
-    json_t *owed;     /* companion_objects.h's, for the worker */
-    int64_t owed_ms;  /* when it tries the first of them; INT64_MAX: there are none */
+    json_t *owed;     /* companion objects that the worker has to make */
+    int64_t owed_ms;  /* when it tries the first; INT64_MAX: there are none */
     kube_backoff owed_backoff;
     bool synced, stopping;
     uint64_t seeds;
 } kube;
 
-/* cluster_kubernetes.c; all of it with the lock held */
-void kube_note(kube *k, entry *p);      /* it is to be told */
+/* cluster_kubernetes.c; with the lock held */
+void kube_note(kube *k, entry *p);      /* next_event is to report it */
 void kube_drop(kube *k, entry *gone);
 void kube_has_ended(kube *k, entry *p);
 void kube_is_gone(kube *k, entry *p, const pod *last);
-json_t *kube_suspected(const kube *k);  /* nodes that new pods better avoid; a new reference */
+json_t *kube_suspected(const kube *k);  /* nodes for new pods to avoid; a new reference */
 bool kube_is_deaf(const kube *k, const char *node);
 bool kube_lives(const kube *k, const char *name); /* a pod that has not ended */
 void kube_set_words(pod *p, const char *reason, const char *message);
 
-/* without it */
+/* without the lock */
 void kube_pods_path(const kube *k, const char *name, char out[PATH_BYTES]);
 void kube_log_failed(kube *k, const char *node, int64_t began_ms, const err *why);
 int kube_count_slots(kube *k, kube_client *c, int *out, err *e);
 
 /* cluster_kubernetes_worker.c */
-void *kube_worker(void *k); /* its thread */
+void *kube_worker(void *k); /* the worker's thread */
 int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, size_t bytes_max,
                    int64_t deadline_ms, cluster_log *out, err *e);
-/* A copy of its last bytes. */
+/* Copies the last bytes of a log. */
 int kube_tail(const cluster_log *log, size_t bytes_max, cluster_log *out, err *e);
 
 #endif

@@ -1,5 +1,5 @@
 /* cluster_kubernetes_worker.c: the thread that creates and deletes pods, one request at a time, and
- * says when one is slow to be made. See cluster_kubernetes_internal.h. */
+ * reports pods that are slow to be made. See cluster_kubernetes_internal.h. */
 #include "cluster_kubernetes_internal.h"
 
 #include <stdio.h>
@@ -13,7 +13,8 @@
 #include "common/base/log.h"
 #include "companion_objects.h"
 
-/* A node whose runtime has no such container any more says so in the log's place, with status 200. */
+/* Whether the text is an error in a log's place, with status 200: the node's runtime has no such
+ * container any more. */
 static bool is_no_log(const buf *text)
 {
     static const char says[] = "unable to retrieve container logs for ";
@@ -22,7 +23,8 @@ static bool is_no_log(const buf *text)
            !memchr(text->bytes, '\n', text->len - 1);
 }
 
-/* The API server gives so many of the last lines: fewer than were asked for are all there are. */
+/* Whether the log is whole: the API server sends the last `lines` lines, or all where there are
+ * fewer. */
 static bool has_fewer_lines(const buf *text, size_t lines)
 {
     size_t count = 0;
@@ -72,7 +74,7 @@ int kube_tail(const cluster_log *log, size_t bytes_max, cluster_log *out, err *e
     return 0;
 }
 
-/* What the worker needs of an entry while the lock is not held. */
+/* The worker's copy of an entry, for a request without the lock. */
 typedef struct task {
     pod seen;
     char node[NODE_BYTES];
@@ -105,7 +107,8 @@ static void create(kube *k, const task *t, done *d)
     kube_pod_avoid(object, t->avoid);
     kube_request r = {.method = "POST", .path = path, .body = object,
                       .query = "fieldManager=" KUBE_FIELD_MANAGER};
-    /* There already: an earlier try's answer was lost. The name is random, so it is ours. */
+    /* It is there already: an earlier try's response was lost. Names are random, so the pod is
+     * ours. */
     if (kube_try(k->work, &r, clock_deadline_ms(CALL_MS), &text, &o, &d->why) &&
         d->why.code == ERR_EXISTS && t->there)
         err_clear(&d->why);
@@ -186,7 +189,7 @@ static void after_delete(kube *k, entry *p, done *d)
     if (d->why.code != ERR_NONE && d->why.code != ERR_CANCELLED)
         log_error("pod %s cannot be deleted: %s", p->seen.name, d->why.message);
     p->want = WANT_NOTHING;
-    /* Not there: the watch may never have seen it. */
+    /* There is no such pod, and the watch may never have seen it. */
     if (d->retry_after_ms == -404 && !p->listed) {
         pod last = p->seen;
         kube_is_gone(k, p, &last);
@@ -200,8 +203,8 @@ static void after_delete(kube *k, entry *p, done *d)
     }
 }
 
-/* Kubernetes gives no reason while a registry does not answer, or a volume or the pod's network is
- * not there yet. */
+/* Sets a reason where Kubernetes gives none: while a registry does not answer, or a volume or the
+ * pod's network is not there yet. */
 static void say_slow(kube *k, entry *p)
 {
     const json_t *template = p->seen.role == POD_PS ? k->templates.ps : k->templates.function;
@@ -230,7 +233,7 @@ static entry *next_task(kube *k, int64_t now, int64_t *first)
         if (p->want == WANT_NOTHING)
             continue;
         if (p->due_ms <= now && (!best || p->want == WANT_CREATE || best->want == WANT_DELETE))
-            best = p; /* the oldest, and who waits for a pod before whom we are rid of */
+            best = p; /* the oldest; creations before deletions */
         *first = p->due_ms < *first ? p->due_ms : *first;
     }
     return best;
@@ -252,7 +255,7 @@ static void count_again(kube *k)
         return;
     k->counted = slots;
     ssize_t n = write(k->event_fd, &one, sizeof one);
-    (void)n; /* full means readable already */
+    (void)n; /* a full counter means that it is readable already */
 }
 
 static void perform(kube *k, entry *p)
@@ -286,7 +289,7 @@ static void perform(kube *k, entry *p)
     json_decref(t.avoid);
 }
 
-/* The first of what is owed; where it cannot be made yet, it comes last from then on. */
+/* Makes the first of the owed objects; where that fails for now, moves it to the end. */
 static void make_owed(kube *k)
 {
     int64_t wait_ms = 0;

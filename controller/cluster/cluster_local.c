@@ -1,7 +1,7 @@
 /* cluster_local.c: see cluster_local.h.
  *
- * One thread. A pod's end is seen through its pidfd; a timer descriptor wakes for the kill after a
- * pod's grace. Both lie in one epoll descriptor, which is the event_fd. */
+ * One thread. A pod's pidfd shows its end; a timer descriptor wakes the thread to kill a pod after
+ * its grace. Both are in one epoll descriptor, which is the event_fd. */
 #include "cluster_local.h"
 
 #include <dirent.h>
@@ -37,14 +37,14 @@ enum { RECORD_BYTES_MAX = 4096, LOG_TAIL_MAX = 64 << 20, SOCKET_DIR_MAX = 60 };
 extern char **environ;
 
 typedef struct local_pod {
-    pod seen; /* what the controller is told */
+    pod seen; /* what the controller sees */
     pid_t pid;
     unsigned long long started; /* of /proc/PID/stat, in ticks since boot */
     int pidfd;                  /* -1 after its end */
-    bool child;                 /* ours to reap; an adopted one is init's */
+    bool child;                 /* of this process, which reaps it; an adopted pod is init's */
     bool asked, killed;         /* by `stop` */
     bool untold;                /* its end is not reported yet */
-    int64_t kill_ms;            /* when asking has been long enough; INT64_MAX */
+    int64_t kill_ms;            /* when its grace is over; INT64_MAX */
     struct local_pod *next;
 } local_pod;
 
@@ -53,7 +53,7 @@ typedef struct local {
     char dir[FS_PATH_BYTES]; /* HOME/run/pods */
     char sockets[SOCKET_DIR_MAX + 64];
     char bin_dir[FS_PATH_BYTES], token_file[FS_PATH_BYTES];
-    char boot[FS_BOOT_BYTES]; /* in which the pids of records are ours */
+    char boot[FS_BOOT_BYTES]; /* the boot in which the records' pids are valid */
     int slots;
     bool gpus, gpus_must;
     int epoll_fd, timer_fd;
@@ -62,9 +62,9 @@ typedef struct local {
     long oom_kills; /* of our control group, as last read */
 } local;
 
-/* ---- what the kernel says -------------------------------------------------------------------- */
+/* ---- what the kernel reports ----------------------------------------------------------------- */
 
-/* A process's start time; 0 when there is no such process, or only its remains. */
+/* A process's start time; 0 where there is no such process, or only a zombie. */
 static unsigned long long start_time(pid_t pid)
 {
     char path[64], text[1024];
@@ -72,7 +72,7 @@ static unsigned long long start_time(pid_t pid)
     cleanup_fclose FILE *f = fopen(path, "re");
     size_t len = f ? fread(text, 1, sizeof text - 1, f) : 0;
     text[len] = '\0';
-    /* The name may hold anything, so fields are counted from its closing bracket: 3 is the
+    /* The name may hold any bytes, so fields are counted from its closing bracket: field 3 is the
      * state. */
     char *at = strrchr(text, ')');
     if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X')
@@ -82,7 +82,7 @@ static unsigned long long start_time(pid_t pid)
     return at ? strtoull(at, NULL, 10) : 0;
 }
 
-/* How many processes of our control group the kernel has killed for memory; -1: not to be known. */
+/* How many processes of our control group the kernel has killed for memory; -1: unknown. */
 static long oom_kill_count(void)
 {
     char line[512] = "", path[600];
@@ -129,14 +129,14 @@ static int record_write(const local *l, const local_pod *p, err *e)
     return rename(fresh, path) ? err_set_errno(e, errno, "%.200s", path) : 0;
 }
 
-/* Beside the control sockets, whose paths are short: Redis has its own there. */
+/* A path beside the control sockets, which are short: Redis has its socket there. */
 static void socket_path(const local *l, const char *name, const char *suffix, char *out,
                         size_t out_bytes)
 {
     snprintf(out, out_bytes, "%s/%s%s", l->sockets, name, suffix);
 }
 
-/* What only a living process needs. */
+/* Removes what only a living process needs. */
 static void sockets_remove(const local *l, const char *name)
 {
     char path[FS_PATH_BYTES];
@@ -148,7 +148,8 @@ static void sockets_remove(const local *l, const char *name)
         log_warn("%s", e.message);
 }
 
-/* The record goes last: by it alone the next controller finds the log of one that dies here. */
+/* Removes a pod's files. The record goes last: where this process dies here, the next controller
+ * finds the log only by the record. */
 static void files_remove(const local *l, const char *name)
 {
     static const char *const suffixes[] = {".log", ".json"};
@@ -198,7 +199,7 @@ static void add(local *l, local_pod *p)
     l->pods = p;
 }
 
-/* An ended pod whose end was told, with its log; one that was not told yet stays. */
+/* Forgets an ended pod and its log, unless its end is not reported yet. */
 static void forget(local *l, local_pod *gone)
 {
     if (gone->untold)
@@ -213,7 +214,7 @@ static void forget(local *l, local_pod *gone)
     l->ended--;
 }
 
-/* The oldest go, beyond the limit. */
+/* Forgets the oldest pods beyond the limit. */
 static void forget_old(local *l)
 {
     while (l->ended > CLUSTER_LOCAL_ENDED_MAX) {
@@ -262,7 +263,8 @@ static bool environment_passes(const char *entry)
                                         "CUDA_CACHE_PATH=",
                                         "NCCL_",
                                         "FAKE_NVML="};
-    /* secrets; and one meeting place, which would be that of all jobs' communicators */
+    /* secrets; and NCCL_COMM_ID, one meeting place, which the communicators of all jobs would
+     * share */
     static const char *const never[] = {"KUBEML_TOKEN", "KUBEML_POOL_TOKEN", "NCCL_COMM_ID="};
     for (size_t i = 0; i < sizeof never / sizeof *never; i++)
         if (strncmp(entry, never[i], strlen(never[i])) == 0)
@@ -273,7 +275,7 @@ static bool environment_passes(const char *entry)
     return false;
 }
 
-/* What the pod gets: pointers into our own environment, and what is in `more`. */
+/* The pod's environment: pointers into our own, and `more`. */
 static char **environment_new(char *const *more, size_t more_count)
 {
     size_t count = 0;
@@ -296,20 +298,20 @@ static void limit_self(__rlimit_resource_t resource, uint64_t value)
         _exit(126);
 }
 
-/* Where the machine's memory is over, the kernel is to take a function, whose memory is what a
- * user's code made it, before the processes that outlive one, and before what else the user runs.
- */
+/* Lets the kernel kill functions first when the machine's memory is over: their memory is up to
+ * user code. The processes that outlive a function, and the user's other programs, come after
+ * them. */
 static void go_first(void)
 {
     int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     ssize_t written = file >= 0 ? write(file, "500", 3) : 0;
-    (void)written; /* without /proc the kernel takes whom it likes */
+    (void)written; /* without /proc the kernel chooses by itself */
     if (file >= 0)
         close(file);
 }
 
-/* In the child, before the program: only calls that are safe after fork in a process with threads.
- * The limits are there before the program's first instruction. */
+/* Becomes the pod's program. Runs in the child, with only calls that are safe after fork in a
+ * process with threads. The limits apply from the program's first instruction on. */
 static void child_exec(const char *log_path, const char *dir, char *const argv[],
                        char *const environment[], const pod_limits *limits, int fail_fd)
 {
@@ -352,7 +354,7 @@ static int spawn(const local *l, local_pod *p, char *const argv[], char *const e
         child_exec(log_path, l->dir, argv, environment, limits, fail[1]);
     int code = p->pid < 0 ? errno : 0;
     close(fail[1]);
-    /* Ends at once: with the exec, which closes the child's end, or with its reason. */
+    /* Ends at once: with the exec, which closes the child's end, or with the child's errno. */
     ssize_t got = 0;
     while (p->pid > 0 && (got = read(fail[0], &code, sizeof code)) < 0 && errno == EINTR)
         ;
@@ -398,8 +400,8 @@ static int local_start(cluster *c, const pod_spec *spec, pod *out, err *e)
     char path[FS_PATH_BYTES];
     socket_path(l, spec->name, ".sock", path, sizeof path);
     snprintf(p->seen.address, sizeof p->seen.address, "unix:%.150s", path);
-    /* Written before the process is there, without its pid: a controller that dies in between finds
-     * the process by the address among its arguments. */
+    /* The record is written before the process exists, without its pid: a controller that dies in
+     * between leaves a process that the next one finds by the address among its arguments. */
     if (record_write(l, p, e) || launch(l, p, spec, e) || watch(l, p, e) ||
         record_write(l, p, e)) {
         if (p->pid > 0) {
@@ -419,7 +421,7 @@ static int local_start(cluster *c, const pod_spec *spec, pod *out, err *e)
 static int local_assign(cluster *c, const char *name, const char *job, int function,
                         int incarnation, const cluster_gpu *gpu, err *e)
 {
-    (void)gpu; /* which one it is on is the controller's to say */
+    (void)gpu; /* the controller itself knows which GPU it is on */
     local *l = (local *)c;
     local_pod *p = find(l, name);
     if (!p || p->seen.phase == POD_ENDED)
@@ -448,7 +450,7 @@ static void arm(local *l)
 static void send_signal(const local_pod *p, int number)
 {
     /* While the leader is not reaped its pid, and so the group's number, stays taken. An adopted
-     * one is checked first. */
+     * pod's process is checked first. */
     if (p->child || start_time(p->pid) == p->started)
         kill(-p->pid, number);
 }
@@ -482,7 +484,7 @@ static void kill_due(local *l)
 {
     uint64_t times;
     ssize_t got = read(l->timer_fd, &times, sizeof times);
-    (void)got; /* only to make it unreadable */
+    (void)got; /* read only to make it unreadable */
     int64_t now = clock_monotonic_ms();
     for (local_pod *p = l->pods; p; p = p->next)
         if (p->kill_ms <= now) {
@@ -493,7 +495,7 @@ static void kill_due(local *l)
     arm(l);
 }
 
-/* The end in words. */
+/* Sets the reason and the message of a pod's end. */
 static void describe(local *l, local_pod *p)
 {
     pod *s = &p->seen;
@@ -505,7 +507,7 @@ static void describe(local *l, local_pod *p)
         for_memory ? "OutOfMemory"
                    : exit_cause_reason(s->exit_status, s->signal, s->role == POD_FUNCTION);
     snprintf(s->reason, sizeof s->reason, "%s", reason);
-    /* One that was about to end when it was asked has another status than what the asking makes. */
+    /* A pod that was about to end before it was asked has another status than a stop makes. */
     bool made = s->signal ? s->signal == SIGTERM || (s->signal == SIGKILL && p->killed)
                           : s->exit_status <= 0;
     s->by_itself = !p->asked || !made;
@@ -524,8 +526,8 @@ static void describe(local *l, local_pod *p)
 
 static void has_ended(local *l, local_pod *p)
 {
-    /* What the leader left of its group. Ours is not reaped yet; another's pid may have changed
-     * hands, and then its group is empty. */
+    /* Kills the rest of the leader's group. Our child is not reaped yet; an adopted pid may belong
+     * to another process by now, and then the pod's group is empty. */
     if (p->child || start_time(p->pid) == 0)
         kill(-p->pid, SIGKILL);
     siginfo_t info = {0};
@@ -578,7 +580,7 @@ static int local_next_event(cluster *c, pod *out, err *e)
     return 0;
 }
 
-/* ---- looking --------------------------------------------------------------------------------- */
+/* ---- what there is --------------------------------------------------------------------------- */
 
 static int local_list(cluster *c, pod *out, size_t max, size_t *count, err *e)
 {
@@ -599,7 +601,7 @@ static int local_slots(cluster *c, int *out, err *e)
     return 0;
 }
 
-/* Pods may use what we may: they inherit the set of processors, and are in our control group. */
+/* Pods have our CPUs: they inherit the set of processors, and are in our control group. */
 static int local_cpus(cluster *c)
 {
     (void)c;
@@ -628,7 +630,7 @@ static int local_gpus(cluster *c, cluster_gpu *out, int max, int *count, err *e)
     if (l->gpus_must && *count == 0)
         return err_set(e, ERR_UNAVAILABLE, "--gpus all: no GPU of this machine can be used");
     for (int i = 0; i < *count; i++) {
-        memcpy(out[i].id, gpus[i].uuid, sizeof out[i].id); /* ends within, as NVML's does */
+        memcpy(out[i].id, gpus[i].uuid, sizeof out[i].id); /* NUL-terminated, as NVML's */
         out[i].memory_bytes = gpus[i].memory_bytes;
     }
     return 0;
@@ -657,7 +659,7 @@ static int local_log_tail(cluster *c, const char *name, size_t bytes_max, cluste
     return 0;
 }
 
-/* A kubeml-ps looks for it in the same PATH. */
+/* Looks for redis-server in the same PATH as kubeml-ps does. */
 static int local_can_run(cluster *c, err *e)
 {
     err why = ERR_INIT;
@@ -668,8 +670,8 @@ static int local_can_run(cluster *c, err *e)
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-/* A process of ours that has the address among its arguments: a pod whose starter died before it
- * knew the pid. */
+/* Finds a process with the address among its arguments: a pod whose controller died before it knew
+ * the pid. */
 static pid_t find_by_address(const char *address)
 {
     DIR *proc = opendir("/proc");
@@ -711,14 +713,14 @@ static local_pod *record_parse(const json_t *record)
     return p;
 }
 
-/* A record of an earlier version does not say it. */
+/* A record of an earlier version has no boot id, and counts as of this boot. */
 static bool is_of_this_boot(const local *l, const json_t *record)
 {
     const char *boot = json_string_value(json_object_get(record, "boot"));
     return !boot || strcmp(boot, l->boot) == 0;
 }
 
-/* Takes over the pod that a file of an earlier controller names, living or not. */
+/* Takes over the pod in a record of an earlier controller, living or not. */
 static int adopt(local *l, const char *path, err *e)
 {
     cleanup_buf buf text;
@@ -733,18 +735,19 @@ static int adopt(local *l, const char *path, err *e)
         p->pid = find_by_address(p->seen.address);
         p->started = p->pid ? start_time(p->pid) : 0;
     } else if (!is_of_this_boot(l, record)) {
-        p->pid = 0; /* nobody's now, or somebody else's, as its group's number is */
+        p->pid = 0; /* the pid, as its group's number, is nobody's or another process's now */
     }
     bool living =
         p->pid > 1 && p->started && start_time(p->pid) == p->started && watch(l, p, e) == 0;
-    /* Between the look and the open the pid may have changed hands. */
+    /* Between start_time and pidfd_open the pid may have passed to another process. */
     if (living && start_time(p->pid) != p->started) {
         living = false;
-        close(p->pidfd); /* it is somebody else's, whose end is not ours to hear */
+        close(p->pidfd); /* another process's, whose end does not matter here */
         p->pidfd = -1;
     }
     if (!living) {
-        /* The leader is gone, and with its pid unused what has that group number is its rest. */
+        /* The leader is gone. While no process has its pid, the group of that number is its
+         * rest. */
         if (p->pid > 1 && start_time(p->pid) == 0)
             kill(-p->pid, SIGKILL);
         p->seen.phase = POD_ENDED;
@@ -779,8 +782,8 @@ static int adopt_all(local *l, err *e)
     return 0;
 }
 
-/* Control sockets lie beside the records, or, since their paths may have 107 bytes only, in a
- * folder of /tmp that nobody else can have made. */
+/* Chooses the folder for control sockets: beside the records, or, since a socket's path has at most
+ * 107 bytes, a folder of /tmp that no other user can have made. */
 static int choose_sockets(local *l, err *e)
 {
     if (strlen(l->dir) <= SOCKET_DIR_MAX - 20) {
@@ -834,7 +837,7 @@ static void local_close(cluster *c, bool stop_all)
         stop_all_pods(l);
     for (local_pod *p = l->pods, *next; p; p = next) {
         next = p->next;
-        /* The log of a job's pod waits for the controller that keeps it. */
+        /* the log of a job's pod waits for the next controller */
         if (stop_all && p->seen.phase == POD_ENDED && !p->seen.job[0])
             files_remove(l, p->seen.name);
         pod_free(p);

@@ -9,7 +9,7 @@
 
 enum { PATH_BYTES = 300 };
 
-/* `part` tells several of one kind apart. Steals `value`. */
+/* `part` distinguishes objects of one kind. Steals `value`. */
 static json_t *beside_as(const kube_templates *t, const char *version, const char *kind,
                          const char *part, const char *job, const char *ps_pod, const char *ps_uid,
                          const char *key, json_t *value)
@@ -105,7 +105,7 @@ json_t *kube_secret_build(const kube_templates *t, const char *job, const char *
     return secret;
 }
 
-/* Of a failure: nothing is owed that a cluster forbids. */
+/* Whether to try again after this failure: not where the cluster forbids the object. */
 static bool is_owed(const err *e)
 {
     return e->code != ERR_NONE && e->code != ERR_EXISTS && kube_may_pass(e->code);

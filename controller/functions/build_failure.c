@@ -10,9 +10,9 @@
 
 #define COLLECTION "refusals"
 
-/* ---- keeping --------------------------------------------------------------------------------- */
+/* ---- the record ------------------------------------------------------------------------------ */
 
-/* The first ones, as many as there is room for; how many are left out. */
+/* The first diagnostics, as many as there is room for; *omitted counts the others. */
 static json_t *first_of(const json_t *diagnostics, int *omitted)
 {
     json_t *out = json_array(), *one;
@@ -40,14 +40,14 @@ static json_t *record_of(bool update, const err *why, const json_t *said)
                      why->message, "diagnostics", diagnostics, "omitted", omitted);
 }
 
-/* Times are text that sorts; several of one millisecond are told apart by the store's versions. */
+/* Times are text that sorts; the store's versions order failures of one millisecond. */
 static bool is_older(const store_record *a, const store_record *b)
 {
     int order = strcmp(text_of(a->value, "when"), text_of(b->value, "when"));
     return order < 0 || (order == 0 && a->version < b->version);
 }
 
-/* Of the page's records that are still there, but not `kept`; NULL where there is none. */
+/* The oldest of the page's remaining records, but not `kept`; NULL where there is none. */
 static store_record *oldest_of(const store_page *page, const char *kept)
 {
     store_record *oldest = NULL;
@@ -59,8 +59,9 @@ static store_record *oldest_of(const store_page *page, const char *kept)
     return oldest;
 }
 
-/* Who writes last sees what all have written, so that together they leave no more than there may
- * be. One that was written anew meanwhile has another version and stays. */
+/* Drops the oldest failures over the limit. The last writer sees what all have written, so that
+ * together they leave no more than the limit. A record that was written anew meanwhile has another
+ * version and stays. */
 static int drop_oldest(store *s, const char *kept, err *e)
 {
     store_page page;
@@ -103,7 +104,7 @@ int build_failure_get(store *s, const char *name, json_t **out, err *e)
     return store_get(s, COLLECTION, name, out, NULL, e);
 }
 
-/* ---- telling --------------------------------------------------------------------------------- */
+/* ---- what the API shows ---------------------------------------------------------------------- */
 
 static const char *words_of(const json_t *build_failure)
 {

@@ -21,7 +21,7 @@ static int put_note(store *s, const char *name, int64_t wall_ms, bool goes, uint
                 : err_set(e, ERR_NOMEM, "no memory for the record of %s", name);
 }
 
-/* *out is NULL, and the version STORE_NEW, where there is none. */
+/* *out is NULL, and the version STORE_NEW, where there is no record. */
 static int get_note(store *s, const char *name, json_t **out, uint64_t *version, err *e)
 {
     err why = ERR_INIT;
@@ -42,7 +42,7 @@ static bool is_old(const json_t *note, int64_t before_ms)
     return json_integer_value(json_object_get(note, "when_ms")) < before_ms;
 }
 
-/* Another writer came in between. */
+/* Whether another writer came in between. */
 static bool is_late(const err *why)
 {
     return why->code == ERR_CONFLICT || why->code == ERR_EXISTS || why->code == ERR_NOT_FOUND;
@@ -68,10 +68,10 @@ int code_blob_note(store *s, const char *name, int64_t wall_ms, err *e)
     return -1;
 }
 
-/* ---- what nobody names ----------------------------------------------------------------------- */
+/* ---- blobs that no record names -------------------------------------------------------------- */
 
 typedef struct look {
-    json_t *noted; /* names: true where it is old, and nobody was seen to name it */
+    json_t *noted; /* names; true: the note is old, and no record seen so far names the blob */
     int64_t before_ms;
 } look;
 
@@ -90,7 +90,7 @@ static void keep(json_t *noted, const char *name)
         json_object_set_new(noted, name, json_false());
 }
 
-/* A version of a function, or what a job's record has of it. */
+/* Keeps the object and the sources of a function's version, or of a job's copy of it. */
 static void keep_both(json_t *noted, const json_t *version)
 {
     char source[STORE_KEY_BYTES];
@@ -139,7 +139,7 @@ static int note_unknown(store *s, const char *prefix, const json_t *noted, int64
     return 0;
 }
 
-/* What is noted anew meanwhile stays: somebody is about to name it. */
+/* Removes a blob, unless its note is newer by now: then somebody is about to name it. */
 static int drop(store *s, const char *name, int64_t before_ms, size_t *removed, err *e)
 {
     cleanup_json json_t *note = NULL;

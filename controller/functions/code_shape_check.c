@@ -1,9 +1,9 @@
-/* code_shape_check.c: whether a function takes a data set's samples, known before there is a job.
+/* code_shape_check.c: whether a function takes a data set's samples, checked before there is a job.
  *
- * A model of the zoo is looked up (zoo_list.c). Uploaded code is asked (shape_check.h), by the
- * builder where there is one; never in a controller's own pod, which holds more than code may see.
- * An object and an upload never change, so that what was answered once is kept; that there was no
- * answer, for a while: who asks for jobs meanwhile does not wait for it again. */
+ * Models of the zoo are looked up (zoo_list.c). Uploaded code is built and asked (shape_check.h),
+ * by the builder where there is one, and never in a controller's own pod, which holds more than
+ * user code may see. An object and an upload never change, so answers are kept. Where there was no
+ * answer, that is kept for a while: the next jobs need not wait for it again. */
 #include "code_shape_check.h"
 
 #include <pthread.h>
@@ -22,16 +22,16 @@ enum { ANSWERS_MAX = 256, ANSWER_KEY_BYTES = STORE_KEY_BYTES + STORE_ID_BYTES + 
 
 typedef struct answer {
     char key[ANSWER_KEY_BYTES]; /* "": free */
-    int misfit;                 /* as shape_check's */
+    int misfit;                 /* shape_check's result */
     int64_t until_ms;           /* INT64_MAX: for good */
     char message[ERR_MESSAGE_BYTES];
 } answer;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static answer answers[ANSWERS_MAX]; /* behind the lock, as the next */
+static answer answers[ANSWERS_MAX]; /* guarded by the lock, as the next */
 static size_t next_answer;
 
-/* 1: known, *misfit and `e` are set. */
+/* 1: there is an answer, and *misfit and `e` are set. */
 static int recall(const char *key, int *misfit, err *e)
 {
     int found = 0;
@@ -57,7 +57,7 @@ static void remember(const char *key, int misfit, const err *e)
     pthread_mutex_unlock(&lock);
 }
 
-/* As shape_check. */
+/* Asks as shape_check does. */
 static int ask_code(controller *c, const void *object, size_t len, const json_t *data, err *e)
 {
     const builder_remote there = {.url = c->config.builder_url, .token = c->config.builder_token};

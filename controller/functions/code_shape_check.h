@@ -6,7 +6,7 @@
 #include "controller/controller.h"
 
 /* Builds uploaded code's network for that data set's samples and labels. ERR_UNSUPPORTED names the
- * layer or the label; what cannot be known now is logged, and shows when the job starts. May take
+ * layer or the label. What cannot be checked now is logged, and shows when the job starts. May take
  * seconds. */
 int code_shape_check(controller *c, const json_t *function, const dataset_info *data, err *e);
 

@@ -1,12 +1,11 @@
-/* registry.c: functions: a name, its immutable versions by digest, and the object each was built
- * to.
+/* registry.c: functions: a name, immutable versions by digest, and each version's compiled object.
  *
  * A record of collection `functions`: {"name", "version", "digest", "kind": "code"|"zoo", "model",
  * "object", "files", "created", "updated", "versions": [{"version", "digest", "object",
  * "created"}]}. The object is the blob's name, or zoo: and a model (zoo:resnet34,stem=cifar).
  * Objects are content-addressed and outlive the function, since trained models are served with
- * them. The sources lie in blob sources/<digest>. Both go when nobody names them any more
- * (code_blob.h). An upload that does not compile leaves a refusal (build_failure.h). */
+ * them. The sources are in blob sources/<digest>. Both are removed when no record names them any
+ * more (code_blob.h). An upload that does not compile leaves a build failure (build_failure.h). */
 #include "registry.h"
 
 #include <stdio.h>
@@ -84,7 +83,7 @@ static int keep_object(controller *c, const builder_result *built, char object[S
     return store_once(c->store, object, built->object, built->object_bytes, e);
 }
 
-/* 1 when the same sources were compiled before. */
+/* 1 where the same sources were compiled before. */
 static int compiled_before(controller *c, const registry_upload *u, char object[STORE_KEY_BYTES],
                            err *e)
 {
@@ -99,8 +98,8 @@ static int compiled_before(controller *c, const registry_upload *u, char object[
     return store_blob_find(c->store, object, NULL, NULL) == 0;
 }
 
-/* The fault of the code, and of no part of the platform: the files were checked before, and what a
- * builder said has its text. */
+/* Whether the code is at fault and no part of the platform: the files were checked before, and a
+ * builder's output has its text. */
 static bool is_refused(const builder_result *built, const err *e)
 {
     return built->text && (e->code == ERR_INVALID || e->code == ERR_LIMIT);
@@ -148,7 +147,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const builder_source *)a)->name, ((const builder_source *)b)->name);
 }
 
-/* The digest of what was uploaded, and the sources kept under it. */
+/* Stores the sources under the digest of the upload, and returns it. */
 static int keep_sources(controller *c, const registry_upload *u, const json_t *files,
                         char digest[DIGEST_HEX_BYTES], err *e)
 {
@@ -202,7 +201,7 @@ static int build_record(const char *name, const registry_upload *u, const char *
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for function \"%s\"", name);
 }
 
-/* One attempt: ERR_CONFLICT when another writer came in between. */
+/* Makes one attempt: ERR_CONFLICT where another writer came in between. */
 static int put_record(controller *c, const char *name, const registry_upload *u, const char *digest,
                       const char *object, bool update, json_t **out, err *e)
 {
@@ -235,7 +234,7 @@ static int put_record(controller *c, const char *name, const registry_upload *u,
     return -1;
 }
 
-/* Before minutes of compiling: is the name free, or there? */
+/* Checks before minutes of compiling that the name is free, or exists for an update. */
 static int check_name(controller *c, const char *name, bool update, err *e)
 {
     cleanup_json json_t *old = NULL;

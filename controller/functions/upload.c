@@ -33,7 +33,8 @@ static int add_old(void *context, const char *id, json_t *record, err *e)
     return 0;
 }
 
-/* Jobs name it by its id, or by the name of its blob, models/ID/final. */
+/* Takes a job's initial model out of `context`. Jobs name the model by its id, or by its blob,
+ * models/ID/final. */
 static int take_named(void *context, const char *job, json_t *record, err *e)
 {
     const json_t *asked = json_object_get(json_object_get(record, "job"), "request");

@@ -1,8 +1,8 @@
 /* upload.h: weights that were uploaded for jobs to begin with (`init`), until no job names them.
  *
- * A record of collection `uploads` by the model's id, {"when_ms"}, is there before the model can be
- * seen. What no job names a day later goes: no list shows it, and who uploaded it may have been
- * killed before there was a job. */
+ * A record of collection `uploads` by the model's id, {"when_ms"}, is written before the model can
+ * be seen. A model that no job names a day later is deleted: no list shows it, and the client that
+ * uploaded it may have been killed before it made a job. */
 #ifndef KUBEML_UPLOAD_H
 #define KUBEML_UPLOAD_H
 
@@ -16,12 +16,12 @@
 #define UPLOAD_KEPT_MS ((int64_t)24 * 3600 * 1000)
 
 int upload_note(store *s, const char *id, int64_t wall_ms, err *e);
-/* Those that may go, as an object's keys; a new reference. */
+/* The models that may be deleted, as an object's keys; a new reference. */
 int upload_find_left(store *s, int64_t wall_ms, json_t **out, err *e);
-/* Deletes the model and what is known of it, unless a job names it by now; for who holds it
+/* Deletes a model and its record, unless a job names it by now; the caller holds it
  * (job_delete_hold). */
 int upload_drop(store *s, const char *id, err *e);
-/* All blobs of a job's or an uploaded model; `count` of them. */
+/* Deletes all blobs of a job's or an uploaded model, and counts them. */
 int upload_delete_model(store *s, const char *id, size_t *count, err *e);
 
 #endif

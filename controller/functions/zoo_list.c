@@ -1,6 +1,6 @@
-/* zoo_list.c: which models the zoo has. The engine knows, and the engine is in kubeml-function: its
- * command `zoo` is run once for the list, which is kept, and for each model that is asked for or to
- * be trained. */
+/* zoo_list.c: which models the zoo has. Only the engine has the list, and the engine is in
+ * kubeml-function. Its command `zoo` runs once for the list, which is kept, and once for each model
+ * that a request names or a job trains. */
 #include "zoo_list.h"
 
 #include <pthread.h>
@@ -22,16 +22,16 @@ enum { ZOO_MS = 10000, ZOO_BYTES_MAX = 256 << 10, WORDS_BYTES_MAX = 1000 };
 extern char **environ;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static json_t *known; /* behind the lock */
+static json_t *known; /* guarded by the lock */
 
 static int run(const char *program, const char *model, const char *sample, buf *out, err *e)
 {
     char *const argv[] = {(char *)(uintptr_t)program, "zoo", (char *)(uintptr_t)model,
                           (char *)(uintptr_t)sample, NULL};
-    builder_run r = {.argv = argv, .envp = environ, .deadline_ms = clock_deadline_ms(ZOO_MS)};
+    process_run r = {.argv = argv, .envp = environ, .deadline_ms = clock_deadline_ms(ZOO_MS)};
     cleanup_buf buf words;
     buf_init(&words, WORDS_BYTES_MAX);
-    if (builder_run_program(&r, out, &words, e))
+    if (process_run_program(&r, out, &words, e))
         return -1;
     if (r.timed_out)
         return err_set(e, ERR_TIMEOUT, "kubeml-function zoo did not answer");
@@ -44,7 +44,8 @@ static int run(const char *program, const char *model, const char *sample, buf *
                    WIFSIGNALED(r.status) ? WTERMSIG(r.status) : WEXITSTATUS(r.status));
 }
 
-/* What `kubeml-function zoo` says, or of one model, or of it and samples of that shape. */
+/* Runs `kubeml-function zoo`: for the list, for one model, or for one model and samples of that
+ * shape. */
 static int ask(controller *c, const char *model, const char *sample, json_t **out, err *e)
 {
     char program[FS_PATH_BYTES];
@@ -77,7 +78,7 @@ int zoo_list(controller *c, json_t **out, err *e)
     return status;
 }
 
-/* What is wrong with it, if something is. */
+/* -1 where the answer has an error. */
 static int said(const json_t *answer, err *e)
 {
     const char *code = json_string_value(json_object_get(answer, "code"));

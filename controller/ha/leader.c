@@ -11,11 +11,11 @@
 #include "common/base/log.h"
 
 struct leader {
-    kube_lease *lease; /* the thread's */
+    kube_lease *lease; /* the thread's own */
     void (*won)(void *context);
     void *context;
-    atomic_bool had;          /* it was ours once */
-    _Atomic int64_t until_ms; /* it is ours until then; INT64_MIN: another has held it since */
+    atomic_bool had;          /* this controller has led once */
+    _Atomic int64_t until_ms; /* it leads until then; INT64_MIN: another has held the lease since */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -46,7 +46,7 @@ static void look(leader *l, int64_t now)
 {
     err e = ERR_INIT;
     if (leader_lost(l))
-        return; /* for good: it ends */
+        return; /* lost for good: the process ends */
     int leads = atomic_load(&l->had) ? kube_lease_renew(l->lease, now, &e)
                                      : kube_lease_try(l->lease, now, &e);
     if (leads < 0 && e.code != ERR_CANCELLED)
@@ -65,7 +65,7 @@ static void look(leader *l, int64_t now)
         l->won(l->context);
 }
 
-/* Until the next look, or the end. */
+/* Waits for the next look; false: the thread is to end. */
 static bool rest(leader *l, int64_t deadline)
 {
     pthread_mutex_lock(&l->lock);

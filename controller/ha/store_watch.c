@@ -11,20 +11,20 @@
 #include "common/base/log.h"
 #include "leading.h"
 
-enum { USERS_EVERY_MS = 60000 }; /* while none can be made */
+enum { USERS_EVERY_MS = 60000 }; /* while the database makes none */
 
 struct store_watch {
     controller *controller;
     void (*back)(job_manager *o); /* the store answers again */
-    store *probe; /* with little patience; NULL: not open, or none is needed */
+    store *probe; /* with little patience; NULL: not open, or not needed */
     pthread_t thread;
     bool threaded;
-    int64_t users_ms; /* when it is tried whether users can be made; the thread's */
+    int64_t users_ms; /* when to try next whether users can be made; the thread's */
     atomic_bool started;
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t changed;
     bool up, ending;
-    bool failed; /* a write of the owner did, and no answer came since */
+    bool failed; /* a write of the job manager failed, and the store has not answered since */
     char why[ERR_MESSAGE_BYTES];
 };
 
@@ -46,8 +46,8 @@ store_watch *store_watch_new(controller *c, void (*back)(job_manager *o))
     return w;
 }
 
-/* What stands before one more option. Before the first there is a slash behind the hosts, also
- * where no database's name follows it. */
+/* What goes before one more option. Before the first option there must be a slash behind the hosts,
+ * even without a database's name. */
 static const char *separator(const char *locator)
 {
     const char *hosts = strstr(locator, "://");
@@ -56,7 +56,7 @@ static const char *separator(const char *locator)
     return hosts && !strchr(hosts + 3, '/') ? "/?" : "?";
 }
 
-/* The locator with less patience: of options that come twice the last one counts. */
+/* Opens the locator with less patience: of repeated options the last one counts. */
 static int open_probe(store_watch *w, err *e)
 {
     char text[STORE_LOCATOR_BYTES];
@@ -77,7 +77,7 @@ static int ask(store_watch *w, err *e)
     return w->probe ? store_ping(w->probe, e) : open_probe(w, e);
 }
 
-/* True when that is news, to the owner at least. */
+/* Keeps the store's state; true where it is news, at least to the job manager. */
 static bool keep(store_watch *w, int status, const err *why)
 {
     pthread_mutex_lock(&w->lock);
@@ -103,7 +103,7 @@ int store_watch_try(store_watch *w, err *e)
     return status;
 }
 
-/* Until it is time to ask, with the lock held. */
+/* Waits until it is time to ask; needs the lock. */
 static void await_turn(store_watch *w)
 {
     while (!w->ending && !store_watch_is_far(w) && !w->failed)
@@ -113,8 +113,8 @@ static void await_turn(store_watch *w)
         ;
 }
 
-/* Jobs get users of their own. A database that lets none be made, as MongoDB Atlas does, fails each
- * job: that is said before the first one. */
+/* Checks whether the database makes users, which each job gets. A database that does not, as
+ * MongoDB Atlas, fails each job: the log says so before the first job. */
 static void try_users(store_watch *w)
 {
     controller *c = w->controller;
@@ -122,7 +122,7 @@ static void try_users(store_watch *w)
     err e = ERR_INIT;
     int status = store_locator(c->store, STORE_USE_READ, locator, &e);
     if (status == 0)
-        store_revoke(c->store, locator, NULL); /* what stays, the next start finds */
+        store_revoke(c->store, locator, NULL); /* a user that stays is revoked at the next start */
     explicit_bzero(locator, sizeof locator);
     if (status && err_retry_may_help(e.code))
         return;
@@ -150,7 +150,7 @@ static void *watch(void *arg)
             try_users(w);
         if (news && status)
             log_error("the store does not answer: %s", why.message);
-        else if (news && store_watch_writable(w, NULL)) /* it may take no records yet */
+        else if (news && store_watch_writable(w, NULL)) /* the store may still take no records */
             log_info("the store answers again");
         pthread_mutex_lock(&w->lock);
     }

@@ -1,10 +1,9 @@
-/* job_context.c: what the controller keeps of a job beside the machine: its record, and how the API
- * shows it.
+/* job_context.c: what the controller has of a job beside the machine: its context, its record, and
+ * how the API shows it.
  *
  * A record of collection `jobs`: {"job": <job_record of job.h>, "function", "dataset", "secret",
  * "user"?, "plan"?, "start_ms", "last": <the last epoch>, "sha256", "store"?}. The secret and the
- * locators ("store" and the dataset's) never leave the store but in frames to the job's own
- * pods. */
+ * locators ("store" and the dataset's) leave the store only in frames to the job's own pods. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +23,9 @@
 #include "controller/ha/store_watch.h"
 #include "job_manager_internal.h"
 
-/* ---- sides ----------------------------------------------------------------------------------- */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
-/* The link to it, or the one at which it would be. */
+/* The link to a job's context, or the link at which it would be. */
 static job_context **link_of(job_manager *o, const char *id)
 {
     job_context **at = &o->job_context_by_id[hash64(id, strlen(id)) % JOB_CONTEXT_HASHES];
@@ -49,8 +48,8 @@ job_context *job_context_new(job_manager *o, const char *id)
     job_manager_random_hex(s->secret, sizeof s->secret);
     s->epochs = json_array();
     s->times.submitted = clock_monotonic_ms();
-    s->next = o->sides;
-    o->sides = s;
+    s->next = o->contexts;
+    o->contexts = s;
     job_context **at = link_of(o, id);
     s->next_of_hash = *at;
     *at = s;
@@ -59,7 +58,7 @@ job_context *job_context_new(job_manager *o, const char *id)
 
 void job_context_drop(job_manager *o, const char *id)
 {
-    job_context **link = link_of(o, id), **at = &o->sides, *s = *link;
+    job_context **link = link_of(o, id), **at = &o->contexts, *s = *link;
     if (!s)
         return;
     while (*at != s)
@@ -93,7 +92,8 @@ static json_t *dataset_message(const dataset_info *d, err *e)
     return out;
 }
 
-/* A job on targets has no accuracy. 100 is what a request has that names no goal. */
+/* Refuses an accuracy goal for a dataset of targets, on which a job has no accuracy. A request
+ * without a goal has 100. */
 static int check_goal(const dataset_info *d, const request *r, err *e)
 {
     if (d->classes || r->goal_accuracy >= 100)
@@ -126,7 +126,7 @@ int job_context_resolve(job_manager *o, job_context *s, const request *r, err *e
     return s->dataset ? 0 : -1;
 }
 
-/* What is not there is for job_context_resolve to say. */
+/* A missing function or dataset is no error here: job_context_resolve reports it. */
 int job_context_shape_check(const job_manager *o, const request *r, err *e)
 {
     cleanup_json json_t *function = NULL;
@@ -185,7 +185,7 @@ json_t *job_context_note(const json_t *data, const json_t *asked)
                         number_of(data, "chunk_samples"), what);
 }
 
-/* ---- what its pods may read and write -------------------------------------------------------- */
+/* ---- its pods' access to the store ----------------------------------------------------------- */
 
 static int make_locators(store *st, job_context *s, err *e)
 {
@@ -197,7 +197,7 @@ static int make_locators(store *st, job_context *s, err *e)
         return -1;
     if (store_locator(st, STORE_USE_JOB, s->locator, e)) {
         s->locator[0] = '\0';
-        store_revoke(st, data, NULL); /* what stays, the next start finds */
+        store_revoke(st, data, NULL); /* a user that stays is revoked at the next start */
         return -1;
     }
     json_object_set_new(s->dataset, "locator", json_string(data));
@@ -232,7 +232,7 @@ void job_context_revoke(job_manager *o, job_context *s)
     const char *data = json_string_value(json_object_get(s->dataset, "locator"));
     err e = ERR_INIT;
     bool up =
-        store_watch_up(o->controller->watch, NULL); /* else job_manager_store_back sees to them */
+        store_watch_up(o->controller->watch, NULL); /* else job_manager_store_back revokes them */
     if ((up && data && store_revoke(o->controller->store, data, &e)) ||
         (up && s->locator[0] && store_revoke(o->controller->store, s->locator, &e)))
         log_warn("job %s: its users stay in the store for now: %s", s->id, e.message);
@@ -244,13 +244,13 @@ void job_context_revoke_others(job_manager *o)
 {
     size_t count = 0, revoked = 0;
     err e = ERR_INIT;
-    for (const job_context *s = o->sides; s; s = s->next)
+    for (const job_context *s = o->contexts; s; s = s->next)
         count += 2;
     const char **kept = calloc(count + 1, sizeof *kept);
     if (!kept)
         return;
     count = 0;
-    for (const job_context *s = o->sides; s; s = s->next) {
+    for (const job_context *s = o->contexts; s; s = s->next) {
         const char *data = json_string_value(json_object_get(s->dataset, "locator"));
         kept[count++] = data ? data : "";
         kept[count++] = s->locator;
@@ -281,7 +281,7 @@ static void set_since(json_t *out, const char *key, int64_t from, int64_t to)
     json_object_set_new(out, key, from && to >= from ? json_integer(to - from) : json_null());
 }
 
-/* Where the time from the request to the first training went. */
+/* Where the time from the request to the first training step went. */
 static json_t *start_json(const job_times *t)
 {
     json_t *out = json_object();
@@ -293,7 +293,8 @@ static json_t *start_json(const job_times *t)
     return out;
 }
 
-/* Of what job_record has as numbers, which may be others when the controller is started again. */
+/* The names of the functions' GPUs. job_record has their numbers, which may change when the
+ * controller restarts. */
 static json_t *gpu_names(const job_manager *o, const job *j)
 {
     json_t *list = j->gpu_functions && !o->gpus_elsewhere ? json_array() : NULL;
@@ -386,7 +387,7 @@ void job_context_show(job_manager *o, const job_context *s, size_t from)
     }
 }
 
-/* Of a record as it is replaced: what is written after it was read is another leader's. */
+/* The version of a record before it is replaced: a later version is another leader's. */
 static uint64_t version_now(const job_manager *o, const char *id)
 {
     cleanup_json json_t *record = NULL;
@@ -436,7 +437,8 @@ void job_ending_set(const job_ending *ending, json_t *out)
     json_object_set_new(out, "message", json_string(ending->message));
 }
 
-/* One that has succeeded has no checkpoint to go on from any more: that word stays. */
+/* Whether a history already has this end. A succeeded job stays one: it has no checkpoint to
+ * continue from. */
 static bool says_so(const json_t *history, const job_ending *ending)
 {
     const char *state = json_string_value(json_object_get(history, "state")),
@@ -447,7 +449,8 @@ static bool says_so(const json_t *history, const job_ending *ending)
            strcmp(reason, ending->reason) == 0;
 }
 
-/* 0 too where it says so already, or there is no history. */
+/* Writes the end into the history. 0 also where the history has it already, or there is no
+ * history. */
 static int put_ending(job_manager *o, const char *id, const job_ending *ending, err *e)
 {
     store *st = o->controller->store;
@@ -463,65 +466,65 @@ static int put_ending(job_manager *o, const char *id, const job_ending *ending, 
     return store_put(st, "history", id, history, version, NULL, e);
 }
 
-/* Why the store did not take it may pass, as a full disk does. */
+/* Keeps an end that the store did not take, where the cause may pass, as a full disk does. */
 void history_end(job_manager *o, const char *id, const job_ending *ending)
 {
     err why = ERR_INIT;
     bool tried = store_watch_writable(o->controller->watch, &why);
     if (tried && put_ending(o, id, ending, &why) == 0) {
-        json_object_del(o->untold, id);
+        json_object_del(o->unrecorded_ends, id);
         return;
     }
-    if (!json_object_get(o->untold, id))
+    if (!json_object_get(o->unrecorded_ends, id))
         log_warn("the history of job %s does not say how it ended: %s", id, why.message);
     if (!err_retry_may_help(why.code) && why.code != ERR_IO) {
-        json_object_del(o->untold, id);
+        json_object_del(o->unrecorded_ends, id);
         return;
     }
     json_t *kept = json_object();
     job_ending_set(ending, kept);
-    json_object_set_new(o->untold, id, kept);
+    json_object_set_new(o->unrecorded_ends, id, kept);
     if (tried)
-        o->untold_why = why;
+        o->unrecorded_why = why;
 }
 
 void history_try_again(job_manager *o)
 {
-    if (o->untold_why.code != ERR_NONE)
-        store_watch_failed(o->controller->watch, &o->untold_why);
-    err_clear(&o->untold_why);
+    if (o->unrecorded_why.code != ERR_NONE)
+        store_watch_failed(o->controller->watch, &o->unrecorded_why);
+    err_clear(&o->unrecorded_why);
 }
 
-/* Before the records: who is killed in between finds in the history how a job ended. One that runs
- * again by now says so itself. */
-static void end_untold(job_manager *o)
+/* Before the records: a controller that is killed in between finds in the history how a job ended.
+ * Drops the end of a job that runs again, which will write its own. */
+static void record_ends(job_manager *o)
 {
     const char *id;
     json_t *kept;
     void *next;
-    json_object_foreach_safe (o->untold, next, id, kept) {
+    json_object_foreach_safe (o->unrecorded_ends, next, id, kept) {
         char name[JOB_ID_BYTES];
         cleanup_json json_t *own = json_incref(kept);
         job_state state;
         const job *j = jobs_find(o->machine, id);
-        snprintf(name, sizeof name, "%s", id); /* the key goes with the entry */
+        snprintf(name, sizeof name, "%s", id); /* the entry frees its key */
         if ((j && !job_ended(j)) || !job_state_from_name(text_of(own, "state"), &state))
-            json_object_del(o->untold, name);
+            json_object_del(o->unrecorded_ends, name);
         else
             history_end(o, name,
                         &(job_ending){state, text_of(own, "reason"), text_of(own, "message")});
     }
 }
 
-/* It is the record that the store does not take, and never will. Whatever else it says may pass, as
- * a full disk does. */
+/* Whether the store refuses this record and always will. Any other cause may pass, as a full disk
+ * does. */
 static bool is_refused(const err *e)
 {
     return e->code == ERR_INVALID || e->code == ERR_LIMIT;
 }
 
-/* The watch has it tried again every second. It hears of a failure behind the record: the store may
- * be back at once. */
+/* Keeps a record that could not be written; the watch has it tried again every second. The failure
+ * is reported after the record is kept, since the store may be back at once. */
 static void keep_record(job_manager *o, const char *id, const json_t *record, const err *failed)
 {
     json_t *copy = json_deep_copy(record);
@@ -531,9 +534,10 @@ static void keep_record(job_manager *o, const char *id, const json_t *record, co
         store_watch_failed(o->controller->watch, failed);
 }
 
-/* A write that waits until our lease is over must not undo what who leads then has written: it is
- * of the version that we wrote or read last. Where another is there we hold still first, for that
- * may be his; or it is ours, and the answer to it was lost. */
+/* Writes a record if it still has the version that this controller wrote or read last: a write that
+ * waits until the lease is over must not undo what the next leader has written. Where the version
+ * differs, first waits for the lease, since the other version may be another leader's. With the
+ * lease it is our own write, the answer to which was lost. */
 static int put_record(job_manager *o, const char *id, const json_t *record, err *e)
 {
     store *st = o->controller->store;
@@ -556,8 +560,8 @@ static int put_record(job_manager *o, const char *id, const json_t *record, err 
     return 0;
 }
 
-/* While it cannot be written the newest record of each job is kept here, ended jobs' too; that is
- * said once. */
+/* Writes a record. A record that cannot be written, also an ended job's, is kept until the store is
+ * back, the newest of each job; the failure is logged once. */
 void jobs_save_record(job_manager *o, const char *id, json_t *record)
 {
     err e = ERR_INIT;
@@ -585,7 +589,8 @@ int jobs_save_new(job_manager *o, const job *j, err *e)
         return -1;
     if (put_record(o, j->id, record, &why) == 0)
         return 0;
-    /* A database that went away may have it all the same; records on this host have not. */
+    /* An unreachable database may have taken it all the same; records on this host were not
+     * written. */
     if (why.code == ERR_UNAVAILABLE && store_watch_is_far(o->controller->watch)) {
         keep_record(o, j->id, record, &why);
         return 0;
@@ -611,11 +616,11 @@ void jobs_save_unsaved(job_manager *o)
     const char *id;
     json_t *record;
     void *next;
-    end_untold(o);
+    record_ends(o);
     json_object_foreach_safe (o->unsaved, next, id, record) {
         char name[JOB_ID_BYTES];
         cleanup_json json_t *own = json_incref(record);
-        snprintf(name, sizeof name, "%s", id); /* the key goes with the entry */
+        snprintf(name, sizeof name, "%s", id); /* the entry frees its key */
         jobs_save_record(o, name, own);
     }
     history_try_again(o);
@@ -650,7 +655,7 @@ static json_t *conditions_json(const json_t *conditions)
     return out;
 }
 
-/* What the first KubeML's clients read of a task beside its request. */
+/* What clients of the first KubeML read of a task beside its request. */
 static json_t *first_job(const json_t *inner, const json_t *epoch)
 {
     const json_t *seconds = json_object_get(epoch, "seconds");
@@ -693,7 +698,7 @@ json_t *jobs_task_json(const json_t *record)
     return out;
 }
 
-/* Of each function that is placed on one, its name. */
+/* The names of the GPUs on which functions are placed. */
 static json_t *gpus_json(const job_manager *o, const job *j)
 {
     json_t *list = json_array();
@@ -703,8 +708,8 @@ static json_t *gpus_json(const job_manager *o, const job *j)
     return list;
 }
 
-/* The store, when it is away: it is what a job waits for whose functions fetch data, long before
- * its kubeml-ps has something to write. */
+/* Explains a job. A store that is away is the reason of a job whose functions fetch data, long
+ * before its kubeml-ps has something to write. */
 static void explain(job_manager *o, jobs_look *look, const job *j, job_reason *out)
 {
     err away = ERR_INIT;
@@ -721,7 +726,7 @@ jobs_look job_manager_look(const job_manager *o)
     return (jobs_look){.machine = o->machine, .now_ms = clock_monotonic_ms()};
 }
 
-/* With the one dominant reason, where the state has none of its own. */
+/* A live job, with its one dominant reason where its state has none. */
 json_t *jobs_live_json(job_manager *o, jobs_look *look, const job *j)
 {
     job_context *s = job_context_find(o, j->id);
@@ -736,7 +741,7 @@ json_t *jobs_live_json(job_manager *o, jobs_look *look, const job *j)
     json_object_set_new(out, "gpus", gpus_json(o, j));
     json_object_set_new(out, "phase",
                         j->phase[0] && !job_ended(j) ? json_string(j->phase) : json_null());
-    /* It goes to other threads: nothing in it may be shared with what stays here. */
+    /* It goes to other threads, so it must share nothing with the job manager's objects. */
     json_t *own = json_deep_copy(out);
     json_decref(out);
     return own;

@@ -13,10 +13,10 @@
 
 enum { HELD_BYTES = NAME_BYTES + 16 };
 
-/* How `held` names a function or dataset. */
+/* The name of a function or a dataset in `held`. */
 static void held_name(char out[HELD_BYTES], const char *kind, const char *name)
 {
-    snprintf(out, HELD_BYTES, "%s/%s", kind, name); /* no id of a job has a slash */
+    snprintf(out, HELD_BYTES, "%s/%s", kind, name); /* a job's id has no slash */
 }
 
 int held_check(const job_manager *o, const char *kind, const char *name, err *e)
@@ -28,7 +28,8 @@ int held_check(const job_manager *o, const char *kind, const char *name, err *e)
                : 0;
 }
 
-/* A job that is suspended goes on with its dataset; of its function it has the object. */
+/* Refuses the dataset of a suspended job, which goes on with it. The job's function may be deleted:
+ * the job has its object. */
 static int check_not_suspended(void *context, const char *id, json_t *record, err *e)
 {
     const json_t *inner = json_object_get(record, "job");
@@ -40,7 +41,7 @@ static int check_not_suspended(void *context, const char *id, json_t *record, er
     return err_set(e, ERR_CONFLICT, "job %s, which is suspended, uses dataset \"%s\"", id, name);
 }
 
-/* The same of those whose newest record the store has not got yet. */
+/* The same for jobs whose newest record is not in the store yet. */
 static int check_unsaved(job_manager *o, const char *name, err *e)
 {
     const char *id;
@@ -144,7 +145,7 @@ bool job_query_trains(job_manager *o, const char *id)
     return c.status != 0;
 }
 
-/* A suspended job goes on with its history and its newest checkpoint. */
+/* Refuses a suspended job, which goes on with its history and its newest checkpoint. */
 static int check_not_to_go_on(job_manager *o, const char *id, err *e)
 {
     cleanup_json json_t *record = NULL;
@@ -161,7 +162,7 @@ static int check_not_to_go_on(job_manager *o, const char *id, err *e)
     return err_set(e, ERR_CONFLICT, "job %s is suspended and may go on: stop it first", id);
 }
 
-/* Before its first checkpoint a suspended job, too, goes on from the model that it begins with. */
+/* A suspended job without a checkpoint will begin with its initial model again. */
 void held_note(job_manager *o, const char *id, const json_t *saved)
 {
     char init[REQUEST_NAME_BYTES];
@@ -175,8 +176,8 @@ void held_note(job_manager *o, const char *id, const json_t *saved)
         json_object_del(o->beginners, id);
 }
 
-/* A job reads the model that it begins with when its turn comes, and again where it must begin anew
- * before its first checkpoint. */
+/* Refuses the model with which a job begins. The job reads it when it starts, and again where it
+ * has to restart before its first checkpoint. */
 static int check_no_job_begins_with(const job_manager *o, const char *id, err *e)
 {
     char init[REQUEST_NAME_BYTES];
@@ -223,7 +224,7 @@ void job_delete_let_go(job_manager *o, const char *id)
     job_manager_run(o, run_let_go, &c);
 }
 
-/* The record goes last: as long as it is there the deletion can be asked for again. */
+/* The record goes last: while it is there, the deletion can be asked for again. */
 static void run_forget(job_manager *o, void *arg)
 {
     job_manager_call *c = arg;
@@ -243,7 +244,7 @@ static void run_forget(job_manager *o, void *arg)
         return;
     }
     json_object_del(o->unsaved, c->id);
-    json_object_del(o->untold, c->id);
+    json_object_del(o->unrecorded_ends, c->id);
 }
 
 int job_delete_forget(job_manager *o, const char *id, err *e)

@@ -1,5 +1,5 @@
-/* job_log.c: a job's log: its pods' lines merged by their time, and put into the store when it
- * has ended. Who does that, and when: log_reader.c. */
+/* job_log.c: a job's log: its pods' lines, merged by their time, and put into the store when the
+ * job has ended. log_reader.c decides when, in its thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,10 +17,10 @@ enum {
 
 typedef struct pod_log {
     const cluster_log *tail;
-    const char *text; /* what is to be shown of it */
+    const char *text; /* the part to show */
     size_t len;
     char label[LABEL_BYTES];
-    char left_out[LEFT_OUT_BYTES]; /* a line that says that something is missing before; "" */
+    char left_out[LEFT_OUT_BYTES]; /* a line for what is missing before; "" */
 } pod_log;
 
 static bool has_time(const char *text, size_t len)
@@ -42,13 +42,13 @@ static void label_of(const pod *p, char *out, size_t bytes)
         snprintf(out, bytes, "%s", role);
 }
 
-/* Where the merging stands in a pod's log. */
+/* Where merging stands in a pod's log. */
 typedef struct cursor {
     const pod_log *log;
-    const char *line; /* the one at hand; NULL: there are no more */
+    const char *line; /* the next to write; NULL: there are no more */
     size_t len;
     const char *next;
-    char time[25]; /* of this line, or of the last one before it that has one */
+    char time[25]; /* of this line, or of the last line before it with a time */
     char prefix[LABEL_BYTES + 2];
     size_t prefix_len;
 } cursor;
@@ -80,7 +80,8 @@ static void begin(cursor *c, const pod_log *log)
     }
 }
 
-/* By time; what a pod wrote stays in its order, and of the same time the first pod's is first. */
+/* Merges by time. Lines of a pod stay in their order; for equal times the first pod's line is
+ * first. */
 static int write_lines(const pod_log *logs, size_t pods, buf *out, err *e)
 {
     cleanup_free cursor *all = calloc(pods ? pods : 1, sizeof *all);
@@ -102,7 +103,7 @@ static int write_lines(const pod_log *logs, size_t pods, buf *out, err *e)
     }
 }
 
-/* How far a follower has seen a pod's log; NULL: no memory, all of it is taken for new. */
+/* How far a follower has read a pod's log. NULL: no memory, so all of the log counts as new. */
 static log_position *position_of(log_position **list, const char *name)
 {
     for (log_position *p = *list; p; p = p->next)
@@ -117,7 +118,7 @@ static log_position *position_of(log_position **list, const char *name)
     return p;
 }
 
-/* Where in the tail goes on what was seen. */
+/* The offset in the tail at which the unread part begins. *gap: something is missing before it. */
 static size_t place_of(const cluster_log *tail, const log_position *seen, bool *gap)
 {
     bool known = tail->from != CLUSTER_LOG_FROM_UNKNOWN;
@@ -126,11 +127,10 @@ static size_t place_of(const cluster_log *tail, const log_position *seen, bool *
         return 0;
     if (known && seen->seen - tail->from <= tail->len)
         return (size_t)(seen->seen - tail->from);
-    /* Its beginning is not known, or was thrown away since. The last place that looks like it: of a
-     * log that says the same again and again something may be passed over, but nothing comes
-     * twice. */
+    /* The tail's offset is unknown, or the log was cut since. Takes the last place that looks like
+     * the mark: in a repetitive log something may be passed over, but nothing is sent twice. */
     size_t mark = seen->mark_len;
-    char last = mark ? seen->mark[mark - 1] : '\0'; /* mostly a line's end: few places have it */
+    char last = mark ? seen->mark[mark - 1] : '\0'; /* mostly a newline: few places have it */
     for (size_t at = tail->len; mark && at >= mark; at--)
         if (tail->text[at - 1] == last && memcmp(tail->text + at - mark, seen->mark, mark) == 0)
             return at;
@@ -158,7 +158,7 @@ static void say_left_out(pod_log *log, const log_position *seen)
         snprintf(log->left_out, sizeof log->left_out, "(a part of this log is left out here)");
 }
 
-/* To the first whole line after `at`, but for a log of one line alone. */
+/* The first whole line after `at`; `at` where there is none. */
 static size_t next_line(const cluster_log *tail, size_t at, size_t end)
 {
     const char *newline = memchr(tail->text + at, '\n', end - at);
@@ -166,7 +166,7 @@ static size_t next_line(const cluster_log *tail, size_t at, size_t end)
     return next < end ? next : at;
 }
 
-/* The first of the last lines that write_lines needs no more than `share` bytes for. */
+/* The first of the last lines that take at most `share` bytes in write_lines. */
 static size_t last_lines(const pod_log *log, size_t from, size_t end, size_t share)
 {
     const char *text = log->tail->text;
@@ -185,7 +185,8 @@ static size_t last_lines(const pod_log *log, size_t from, size_t end, size_t sha
     return from;
 }
 
-/* Leaves what is new, up to the last whole line; of that the end that fits into `share`. */
+/* Sets the log's part to show: what is new, up to the last whole line, and of that the end that
+ * fits into `share`. */
 static void cut(pod_log *log, log_position *seen, bool whole_lines, size_t share)
 {
     const cluster_log *tail = log->tail;
@@ -271,7 +272,7 @@ void logs_free(log_look *l)
     *l = (log_look){0};
 }
 
-/* The first of the last parts that fit into `room`, with a line where there are others. */
+/* The first of the last parts that fit into `room`, beside a line about parts left out. */
 static size_t first_part(const blob_entry *parts, size_t count, size_t room)
 {
     uint64_t all = 0;

@@ -1,4 +1,4 @@
-/* job_manager.c: the owner's thread: calls, events, actions. See job_manager.h and
+/* job_manager.c: the job manager's thread: calls, events, actions. See job_manager.h and
  * job_manager_internal.h. */
 #include "job_manager.h"
 
@@ -43,7 +43,7 @@ void job_manager_random_hex(char *out, size_t bytes)
 
 /* ---- events and actions ---------------------------------------------------------------------- */
 
-/* What goes into the machine is told, recorded and shown. */
+/* Copies a text that goes to the machine, cut to `bytes`: records, frames and the API show it. */
 static const char *keep(char *to, size_t bytes, const char *from)
 {
     text_print(to, bytes, "%s", from ? from : "");
@@ -83,12 +83,13 @@ static void drop_series(job_manager *o, const job *j)
 
 static void end_in_history(job_manager *o, const job *j)
 {
-    if (j->state != JOB_SUCCEEDED) /* of which kubeml-ps alone knows */
+    if (j->state != JOB_SUCCEEDED) /* only kubeml-ps reports success, and writes it itself */
         history_end(o, j->id, &(job_ending){j->state, j->reason, j->message});
 }
 
-/* Before the end is in the record and told: who hears of it finds the same in the history, and a
- * controller that is killed in between ends the job by that. */
+/* Counts a job's end and writes it into the history, before the record and the followers get it. A
+ * client that hears of the end then finds it in the history, and a controller that is killed in
+ * between ends the job by the history. */
 static void note_end(job_manager *o, const job *j)
 {
     job_context *s = job_context_find(o, j->id);
@@ -99,9 +100,10 @@ static void note_end(job_manager *o, const job *j)
     end_in_history(o, j);
 }
 
-/* Its pods have ended. One of a kubeml-ps that did not end in time may have written to the history
- * since the end was told. The job stays in the machine, and its events open, until its log lies
- * where who reads them to their end finds it. */
+/* The job's pods have ended. The history is written again, since a kubeml-ps that did not end in
+ * time may have written to it after the end was reported. The job stays in the machine, and its
+ * event streams open, until its log is in the store, where clients look for it after the job's
+ * end. */
 static void job_done(job_manager *o, const job *j)
 {
     const char *id = j->id;
@@ -116,7 +118,8 @@ static void job_done(job_manager *o, const job *j)
 void job_archived(job_manager *o, const char *id)
 {
     failpoint("controller.job-done");
-    /* A kubeml-ps that was killed, and not replaced since the job was given up, could not. */
+    /* A kubeml-ps that was killed, and not replaced because the job was given up, leaves its
+     * segment. */
     if (shm_sweep(JOB_MANAGER_SEGMENT_DIR, id) > 0)
         log_info("a segment of job %s was left behind and is removed", id);
     follow_state(o, id);
@@ -179,7 +182,8 @@ static void act(job_manager *o, const job_action *a)
     }
 }
 
-/* Actions may queue further events but never step the machine, whose list they are walked in. */
+/* Runs all queued events. Actions may queue further events but never step the machine: the loop
+ * walks the machine's own list of actions. */
 void job_manager_pump(job_manager *o)
 {
     if (o->pumping)
@@ -207,7 +211,7 @@ static void wake(job_manager *o)
 {
     uint64_t one = 1;
     ssize_t n = write(o->wake_fd, &one, sizeof one);
-    (void)n; /* full means awake already */
+    (void)n; /* a full counter means that the thread is awake already */
 }
 
 void job_manager_run(job_manager *o, void (*run)(job_manager *, void *), void *arg)
@@ -275,7 +279,7 @@ void job_manager_hold_if_fenced(const job_manager *o)
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* Nodes with GPUs come and go. */
+/* Takes the number of function slots anew: nodes with GPUs come and go. */
 static void look_at_slots(job_manager *o)
 {
     int slots = o->slots;
@@ -400,7 +404,8 @@ static void *run(void *arg)
 
 /* ---- start and end --------------------------------------------------------------------------- */
 
-/* The token that warm pods know: made once, so that a restarted controller can talk to them. */
+/* Reads or makes the token that warm pods know. It is kept in a file, so that a restarted
+ * controller can talk to them. */
 static int pool_token(job_manager *o, char path[FS_PATH_BYTES], err *e)
 {
     const char *path_given = o->controller->config.pool_token_file;
@@ -457,7 +462,8 @@ static int restore_jobs(job_manager *o, err *e)
                : 0;
 }
 
-/* Without the engine's object functions compute on the CPU, and must not wait for a GPU. */
+/* Whether functions are placed on GPUs. Without the engine's shared object they compute on the CPU,
+ * and must not wait for a GPU. */
 static bool wants_gpus(const controller_config *config)
 {
     char engine[FS_PATH_BYTES];
@@ -512,7 +518,8 @@ static int open_parts(job_manager *o, err *e)
         return -1;
     job_limits limits;
     job_limits_default(&limits);
-    /* Its node may be gone: the next one has a greater generation, which fences the old one. */
+    /* A pod's node may be gone. The next kubeml-ps has a greater generation, which fences the old
+     * one. */
     if (strcmp(o->controller->config.cluster, "kubernetes") == 0) {
         limits.attach_ms = POD_LOST_MS;
         limits.adopt_ms = POD_ADOPT_MS;
@@ -531,8 +538,8 @@ static void job_manager_free(job_manager *o)
     pool_close(o);
     follow_close(o);
     log_reader_close(o);
-    while (o->sides)
-        job_context_drop(o, o->sides->id);
+    while (o->contexts)
+        job_context_drop(o, o->contexts->id);
     for (event *v = o->events, *next; v; v = next) {
         next = v->next;
         free(v);
@@ -542,7 +549,7 @@ static void job_manager_free(job_manager *o)
     json_decref(o->held);
     json_decref(o->beginners);
     json_decref(o->unsaved);
-    json_decref(o->untold);
+    json_decref(o->unrecorded_ends);
     json_decref(o->news);
     json_decref(o->algorithms);
     if (o->cluster)
@@ -554,7 +561,7 @@ static void job_manager_free(job_manager *o)
     free(o);
 }
 
-/* Whose history will be, or is, of a later try than that writer's. */
+/* Whether a kubeml-ps of a later try than `writer` exists: the history will be, or is, its own. */
 static bool later_ps_found(const job_manager *o, const char *id, json_int_t writer)
 {
     for (const link_pod *p = o->pods; p; p = p->next)
@@ -563,9 +570,10 @@ static bool later_ps_found(const job_manager *o, const char *id, json_int_t writ
     return false;
 }
 
-/* Which kubeml-ps a job had last its record may not say, if it could not be written. And it may
- * have ended while no controller was there: kubeml-ps waited a while to say so, then left only its
- * history. Told to the machine before anything is adopted, so that nothing starts it again. */
+/* Gives the machine what a job's history knows and its record may not, before it adopts anything,
+ * so that it does not start such a job again. A record that could not be written may lack the job's
+ * last kubeml-ps. A job may also have ended without a controller: kubeml-ps waits a while to report
+ * that, then leaves only the history. */
 static void tell_history(job_manager *o, const job *j)
 {
     cleanup_json json_t *history = NULL;
@@ -580,8 +588,8 @@ static void tell_history(job_manager *o, const job *j)
     const char *state = json_string_value(json_object_get(history, "state"));
     if (!state || !job_state_from_name(state, &v.state) || v.state < JOB_SUCCEEDED)
         return;
-    /* Of an earlier try: until the kubeml-ps of this one has begun, the history tells of that one's
-     * end. The record may be of the earlier one too, where it could not be written. */
+    /* Ignores the end of an earlier try: it stays in the history until the kubeml-ps of the present
+     * try has begun. The record may be of the earlier try too, where it could not be written. */
     if (json_integer_value(writer) < j->generation ||
         later_ps_found(o, j->id, json_integer_value(writer)))
         return;
@@ -602,14 +610,14 @@ static void tell_histories(job_manager *o)
         tell_history(o, jobs_at(o->machine, i));
 }
 
-/* A controller that was killed may have saved a job's end, and not come to remove the segment that
- * a kubeml-ps which was killed had left. */
+/* Removes the segment of an ended job. A killed kubeml-ps leaves one, and a controller may be
+ * killed after it has saved the job's end and before it removes the segment. */
 static void sweep_ended(const char *id, void *user)
 {
     job_manager *o = user;
     cleanup_json json_t *record = NULL;
     if (store_get(o->controller->store, "jobs", id, &record, NULL, NULL) != 0)
-        return; /* another platform's */
+        return; /* a job of another platform */
     if (jobs_find(o->machine, id) || !jobs_record_ended(record))
         return;
     if (shm_sweep(JOB_MANAGER_SEGMENT_DIR, id) > 0)
@@ -625,7 +633,7 @@ int job_manager_start(controller *c, job_manager **out, err *e)
     o->held = json_object();
     o->beginners = json_object();
     o->unsaved = json_object();
-    o->untold = json_object();
+    o->unrecorded_ends = json_object();
     o->wake_fd = -1;
     o->events_end = &o->events;
     o->calls_end = &o->calls;

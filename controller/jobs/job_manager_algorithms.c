@@ -1,13 +1,13 @@
 /* job_manager_algorithms.c: what functions have measured on GPUs, in the store's record `cuda` of
  * collection `algorithms`.
  *
- * A function measures in its sandbox, where it can write nothing that lasts. It tells what it found
- * when it is specialised, and every function after it is told all that is known, so that a shape is
- * measured once and all functions of a job compute it the same way; so are those that wait in the
- * pool, which run it meanwhile. Of functions that start
- * together the first measures, the others have their turn after it (pool_talk.c), once for each
- * sort of function while this controller runs. What cannot be read or written costs the next
- * function its measurements, nothing else. */
+ * A function measures in its sandbox, where it can write nothing that lasts. It reports its
+ * measurements in `specialised`. Every later function, and every warm pod on a GPU, receives all of
+ * them: each shape is measured once, and all functions of a job compute it the same way. A warm pod
+ * runs the measured algorithms while it waits. Of functions that start together, the first measures
+ * and the others wait for their turn (pool_talk.c), once for each kind of function while this
+ * controller runs. A record that cannot be read or written only costs the next function its
+ * measurements. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,10 +23,10 @@
 
 enum { TRIES = 3 };
 
-/* ---- who measures ---------------------------------------------------------------------------- */
+/* ---- which functions measure ----------------------------------------------------------------- */
 
-/* What decides on the shapes, and on the room for the libraries' workspaces, as far as is known
- * here. */
+/* A hash of what decides on a function's shapes, and on the room for the libraries' workspaces, as
+ * far as the controller knows it. */
 static uint64_t sort_of(const job_context *s, const job *j)
 {
     char text[512];
@@ -54,9 +54,9 @@ void algorithms_note(job_manager *o, const job_context *s, const job *j)
         o->measured[o->measured_count++ % MEASURED_MAX] = sort_of(s, j);
 }
 
-/* ---- what is known --------------------------------------------------------------------------- */
+/* ---- the record ------------------------------------------------------------------------------ */
 
-/* What the store has, in o->algorithms; its version, STORE_NEW where there is none. */
+/* Reads the store's record into o->algorithms; *version is STORE_NEW where there is none. */
 static int load(job_manager *o, uint64_t *version, err *e)
 {
     cleanup_json json_t *record = NULL;
@@ -73,7 +73,7 @@ static int load(job_manager *o, uint64_t *version, err *e)
     return o->algorithms ? 0 : err_set(e, ERR_NOMEM, "no memory for algorithms");
 }
 
-json_t *algorithms_known(job_manager *o)
+json_t *algorithms_text(job_manager *o)
 {
     uint64_t version;
     err e = ERR_INIT;
@@ -82,7 +82,7 @@ json_t *algorithms_known(job_manager *o)
     return o->algorithms && json_string_length(o->algorithms) ? json_incref(o->algorithms) : NULL;
 }
 
-/* 1: there was nothing new. */
+/* Adds measurements to the store's record. 1: there was nothing new. */
 static int add(job_manager *o, const char *told, err *e)
 {
     cleanup_free char *all = NULL;
@@ -110,7 +110,7 @@ void algorithms_take(job_manager *o, const char *told)
     int rc = -1;
     if (!told[0])
         return;
-    /* Another controller may have written meanwhile. */
+    /* Tries again where another controller has written meanwhile. */
     for (int i = 0; i < TRIES && rc < 0; i++) {
         e = (err)ERR_INIT;
         if (!store_watch_writable(o->controller->watch, &e))
@@ -123,6 +123,6 @@ void algorithms_take(job_manager *o, const char *told)
         log_warn("measured algorithms are not kept: %s", e.message);
     for (link_pod *p = o->pods, *next; rc == 0 && p; p = next) {
         next = p->next;
-        pool_tell_known(o, p);
+        pool_send_autotuned(o, p);
     }
 }

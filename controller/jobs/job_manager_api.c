@@ -47,9 +47,9 @@ int job_query_record(job_manager *o, const char *id, json_t **out, err *e)
     return why.code == ERR_NOT_FOUND ? unknown(id, e) : -1;
 }
 
-/* ---- jobs that have ended, but whose pods have not ------------------------------------------- */
+/* ---- ended jobs whose pods still run --------------------------------------------------------- */
 
-/* Or that are stopped, for which kubeml-ps has a bounded time. One that is suspended has not. */
+/* Or that are being stopped, for which kubeml-ps has a bounded time. Suspending has no bound. */
 static void run_draining(job_manager *o, void *arg)
 {
     job_manager_call *c = arg;
@@ -78,7 +78,8 @@ void job_delete_wait_drained(job_manager *o, const char *id)
 
 /* ---- submit, stop, resume -------------------------------------------------------------------- */
 
-/* As kubeml-ps finds it: a job's final model or newest checkpoint, or a blob. */
+/* Whether there is the model, as kubeml-ps looks for it: a job's final model or newest checkpoint,
+ * or a blob. */
 static bool model_exists(job_manager *o, const char *init, const char *id)
 {
     char name[STORE_KEY_BYTES];
@@ -88,7 +89,7 @@ static bool model_exists(job_manager *o, const char *init, const char *id)
            store_blob_find(o->controller->store, init, NULL, NULL) == 0;
 }
 
-/* It would wait for ever. */
+/* Refuses more static functions than there will ever be slots: the job would wait for ever. */
 static int check_slots(const job_manager *o, const request *r, err *e)
 {
     if (!o->cluster->ops->slots_stay || !r->static_parallelism ||
@@ -100,7 +101,8 @@ static int check_slots(const job_manager *o, const request *r, err *e)
                    r->default_parallelism, o->slots);
 }
 
-/* On a CPU, where the request says so or where there is nothing else; in pods that is not known. */
+/* Refuses tf32 on a CPU, where the request names the CPU or the machine has nothing else. In pods
+ * the device is not known yet. */
 static int check_precision(const job_manager *o, const request *r, err *e)
 {
     bool nothing_else = o->cluster->ops->gpus && o->gpus == 0 && r->device == DEVICE_AUTO;
@@ -121,7 +123,8 @@ static int check_kept(const job_manager *o, const request *r, err *e)
                : 0;
 }
 
-/* Of one that runs again the model that it had ended with may still be there. */
+/* Checks that the model exists and its job does not run. A job that was resumed keeps the model of
+ * its previous end until its next checkpoint. */
 static int check_init(job_manager *o, const request *r, err *e)
 {
     char id[REQUEST_NAME_BYTES];
@@ -136,7 +139,7 @@ static int check_init(job_manager *o, const request *r, err *e)
                : err_set(e, ERR_NOT_FOUND, "init: there is no model \"%s\"", r->init);
 }
 
-/* Before there is a job, where that is known then. */
+/* Refuses a job that cannot run here, where the cluster knows that beforehand. */
 static int check_can_run(const job_manager *o, err *e)
 {
     return o->cluster->ops->can_run ? o->cluster->ops->can_run(o->cluster, e) : 0;
@@ -189,7 +192,7 @@ static void run_submit(job_manager *o, void *arg)
         *c->out = json_incref(note);
     if (o->news && !c->id)
         json_array_append_new(o->news, json_string(id));
-    job_manager_event(o, &(job_event){.type = JOB_TICK}); /* may start the job */
+    job_manager_event(o, &(job_event){.type = JOB_TICK}); /* starts the job where there is room */
     c->status = 0;
 }
 
@@ -206,8 +209,8 @@ int job_manager_submit(job_manager *o, const request *r, const char *user, char 
 int job_manager_submit_as(job_manager *o, const request *r, const char *id, err *e)
 {
     char same[JOB_ID_BYTES];
-    /* A request through the API is not taken without a store. Here no model would be found in it.
-     */
+    /* Without a store check_init would report a missing model. The API refuses such requests
+     * before. */
     if (!store_watch_up(o->controller->watch, e) || check_init(o, r, e) ||
         job_context_shape_check(o, r, e))
         return -1;
@@ -218,10 +221,10 @@ int job_manager_submit_as(job_manager *o, const request *r, const char *id, err 
 
 #define STOPPED "it was stopped through the API"
 
-/* Record and history are all there is of a suspended job; its model is that of a stopped one
- * already, and the history's `open` is what it would be resumed by. Nor is there more of one that
- * has not ended by its record, and that could not be taken up again. The history comes first: where
- * the record does not follow, the job can be stopped again. */
+/* Stops a job that only its record and its history know: a suspended job, or an unfinished job that
+ * could not be restored at start. Its last checkpoint is its model already, and the history's
+ * `open` only serves to resume. The history is written first: where writing the record fails, the
+ * job can be stopped again. */
 static int cancel_recorded(job_manager *o, const char *id, json_t *record, err *e)
 {
     static const job_ending ending = {JOB_CANCELLED, "Cancelled", STOPPED};
@@ -316,7 +319,8 @@ int job_manager_suspend(job_manager *o, const char *id, err *e)
     return job_manager_call_end(&c, e);
 }
 
-/* Its samples went with the dataset; others of the same name are not those that it trains on. */
+/* Checks that the dataset is still the upload on which the job trains. Its samples were deleted
+ * with it, and a new dataset of the same name has others. */
 static int check_data(const job_manager *o, const request *r, const json_t *record, err *e)
 {
     const char *upload =
@@ -335,7 +339,7 @@ static int check_data(const job_manager *o, const request *r, const json_t *reco
                    r->dataset, there ? "; the one of that name is another" : "");
 }
 
-/* The record of an ended job becomes that of a queued one. */
+/* Turns the record of an ended job into that of a queued job. */
 static int resume(job_manager *o, const char *id, const json_t *record, err *e)
 {
     const json_t *inner = json_object_get(record, "job");
@@ -346,7 +350,7 @@ static int resume(job_manager *o, const char *id, const json_t *record, err *e)
     if (check_kept(o, &r, e) || check_data(o, &r, record, e) || check_can_run(o, e) ||
         job_context_restore(o, record, &s, e))
         return -1;
-    job_context_revoke(o, s); /* done at its end, mostly; it gets new ones */
+    job_context_revoke(o, s); /* mostly done at its end; it gets new ones */
     s->times = (job_times){.submitted = clock_monotonic_ms()};
     json_decref(s->start_ms);
     s->start_ms = NULL;

@@ -1,14 +1,15 @@
 /* job_manager_follow.c: open event streams of jobs, and the places of these and of log streams,
- * which are log_reader.c's.
+ * which log_reader.c serves.
  *
  * Events are server-sent events: "state" with the task, at each change of state or reason, and
  * "epoch" with an epoch's figures. A new follower first gets what was before.
  *
- * What a follower is yet to be told is the job's epochs from `told` on, and states, each after the
- * epochs that were there before it. It becomes text a piece at a time, at the end of each of the
- * owner's turns, as its client reads: a past of a hundred thousand epochs holds up neither jobs nor
- * other followers. Epochs of a job that runs are shared with it; of another they are its history,
- * read by who asks, JOB_MANAGER_PASTS_EPOCHS_MAX of all together. */
+ * A follower still has to receive the job's epochs from `told` on, and states, each after the
+ * epochs that came before it. They become text a piece at a time, at the end of each turn of the
+ * job manager, as the client reads: a history of a hundred thousand epochs delays neither jobs nor
+ * other followers. The followers of a running job share its list of epochs. For an ended job the
+ * caller's thread reads them from the history, JOB_MANAGER_PASTS_EPOCHS_MAX for all followers
+ * together. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,12 +22,12 @@
 
 enum {
     PIECE_BYTES = 16 << 10, /* of a follower's text in one turn */
-    PUSH_MS = 25,           /* until a client that had no room for it is tried again */
+    PUSH_MS = 25,           /* until a client that had no room is tried again */
 };
 
-/* ---- what a follower is told ----------------------------------------------------------------- */
+/* ---- what a follower receives ---------------------------------------------------------------- */
 
-/* To the end of `pending`. */
+/* Appends an event to `pending`. */
 static void say(follower *f, const char *name, const json_t *data)
 {
     char *text = json_dumps(data, JSON_COMPACT | JSON_REAL_PRECISION(12));
@@ -48,7 +49,7 @@ static bool owes(const follower *f)
     return f->pending.len || f->states || f->told < json_array_size(f->epochs);
 }
 
-/* False: it knows all. */
+/* Appends the next event; false: there is none. */
 static bool say_next(follower *f)
 {
     if (f->states && f->states->after <= f->told) {
@@ -62,7 +63,7 @@ static bool say_next(follower *f)
     return true;
 }
 
-/* One piece, if its client has room for it. */
+/* Sends one piece, if the client has room for it. */
 static void feed(follower *f, int64_t now_ms)
 {
     if (f->gone || now_ms < f->push_ms)
@@ -76,7 +77,8 @@ static void feed(follower *f, int64_t now_ms)
 
 /* ---- states ---------------------------------------------------------------------------------- */
 
-/* What makes a state worth telling again; phases and messages change many times an epoch. */
+/* The fields of a state that make it worth sending again. Phases and messages change many times an
+ * epoch. */
 static void essence(const json_t *task, char *out, size_t bytes)
 {
     static const char *const keys[] = {"state", "reason"};
@@ -188,7 +190,8 @@ int follow_recall(job_manager *o, follower *f, err *e)
                    JOB_MANAGER_PASTS_EPOCHS_MAX);
 }
 
-/* Its job may have ended, or gone on, since it was given its place. */
+/* Sets the follower's epochs and its first state. The job may have ended, or been resumed, since
+ * the follower got its place. */
 static void find_past(job_manager *o, follower *f)
 {
     const job_context *s = job_context_find(o, f->id);
@@ -222,7 +225,8 @@ void follow_begin(job_manager *o, follower *f)
     f->ended |= !jobs_find(o->machine, f->id);
 }
 
-/* A comment of the event stream, which shows a client that is gone; between two events. */
+/* Sends a comment of the event stream, which shows whether the client is gone; only between two
+ * events. */
 static void ping(follower *f, int64_t now_ms)
 {
     if (now_ms < f->ping_ms)

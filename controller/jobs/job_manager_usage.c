@@ -1,10 +1,11 @@
-/* job_manager_usage.c: what functions use, as each job's kubeml-ps tells every few seconds: for GET
- * /usage and /metrics. */
+/* job_manager_usage.c: what functions use, by each job's kubeml-ps, which reports it every few
+ * seconds: for GET /usage and /metrics. */
 #include <stdio.h>
 
 #include "job_manager_internal.h"
 
-/* What the driver does not tell has no figure, rather than that of an idle function. */
+/* Sets a gauge. A value that the driver does not report gets no figure, rather than an idle
+ * function's 0. */
 static void set_told(metric *gauge, const json_t *value, const char *id, const char *function)
 {
     if (json_is_number(value))
@@ -41,14 +42,14 @@ void usage_drop(job_manager *o, const char *id)
     }
 }
 
-/* One that has ended, or waits to be tried again, lets its pods go first, and its kubeml-ps may
- * tell a last time after that. */
+/* Whether a job has functions. An ended job, or one that waits for a retry, releases its pods
+ * first, and its kubeml-ps may report once more after that. */
 static bool has_functions(const job *j)
 {
     return j && j->state != JOB_QUEUED && !job_ended(j);
 }
 
-/* All rows anew: a function that was let go is in them no more. */
+/* Replaces all rows: a released function is in them no more. */
 void usage_take(job_manager *o, const char *id, const json_t *rows)
 {
     job_context *s = job_context_find(o, id);
@@ -71,7 +72,7 @@ void usage_take(job_manager *o, const char *id, const json_t *rows)
 static void run_usage(job_manager *o, void *arg)
 {
     json_t *all = json_array();
-    for (const job_context *s = o->sides; s; s = s->next) {
+    for (const job_context *s = o->contexts; s; s = s->next) {
         if (s->usage && has_functions(jobs_find(o->machine, s->id)))
             json_array_extend(all, s->usage);
     }

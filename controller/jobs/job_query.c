@@ -1,5 +1,5 @@
 /* job_query.c: calls of job_manager.h that show jobs, why they wait, their logs and the platform's
- * figures, and that lend a runtime to /infer; see job_manager_call.h. */
+ * figures, and that give a runtime to /infer; see job_manager_call.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "common/base/json_read.h"
 #include "job_manager_call.h"
 
-/* ---- looking --------------------------------------------------------------------------------- */
+/* ---- tasks ----------------------------------------------------------------------------------- */
 
 static void run_task(job_manager *o, void *arg)
 {
@@ -59,15 +59,15 @@ static bool has_task(const json_t *list, const char *id)
     return false;
 }
 
-/* What lies in the store, and is not shown as a live job is. */
-typedef struct shelf {
+/* For the jobs in the store that are not shown as live jobs. */
+typedef struct recorded_jobs {
     const json_t *live, *unsaved;
-    bool active; /* those too that have not ended by their record, and that nothing runs */
-} shelf;
+    bool active; /* also jobs that have not ended by their record, and that nothing runs */
+} recorded_jobs;
 
 static json_t *show_recorded(void *context, const char *key, json_t *record)
 {
-    const shelf *s = context;
+    const recorded_jobs *s = context;
     job_state state;
     json_t *newer = json_object_get(s->unsaved, key);
     if (newer)
@@ -88,9 +88,9 @@ int job_query_tasks(job_manager *o, bool active, bool ended, list_page *page, js
     *out = json_array();
     if (active && (!page || !page->after[0]))
         json_array_extend(*out, live);
-    /* Those that have ended are the store's, which the caller's thread asks; also while their pods
-     * are ending. */
-    shelf s = {live, c.unsaved, active};
+    /* The store has the ended jobs, also those whose pods are still ending. The caller's thread
+     * reads it. */
+    recorded_jobs s = {live, c.unsaved, active};
     int status =
         ended ? list_add(o->controller->store, "jobs", page, show_recorded, &s, *out, e) : 0;
     json_decref(live);
@@ -114,12 +114,12 @@ json_t *job_query_news(job_manager *o)
     return out;
 }
 
-/* ---- why ------------------------------------------------------------------------------------- */
+/* ---- explain --------------------------------------------------------------------------------- */
 
 enum { LOG_END_LINES = 8, LOG_END_LINE_BYTES = 400 };
 
-/* Conditions that are true; that the weights are not exact; and how often functions were lost, also
- * when all are there again. */
+/* Adds a condition that is true; `Exact` where the weights are not exact; and how often functions
+ * were lost, also when all are there again. */
 static void add_condition(json_t *list, const json_t *condition)
 {
     const char *type, *status, *reason, *message;
@@ -133,7 +133,7 @@ static void add_condition(json_t *list, const json_t *condition)
             list, json_sprintf("%s%s: %s", type, exact && !is ? "=False" : "", message));
 }
 
-/* A line as JSON can hold it: user code writes whatever it likes. */
+/* A line that JSON can hold: user code writes any bytes. */
 static json_t *log_line(char *text, size_t len)
 {
     len = len < LOG_END_LINE_BYTES ? len : LOG_END_LINE_BYTES;
@@ -144,7 +144,7 @@ static json_t *log_line(char *text, size_t len)
     return line ? line : json_stringn(text, len);
 }
 
-/* The end of a failed job's log, where its code said why; nothing where there is no log. */
+/* Adds the end of a failed job's log, where its code may say why; nothing where there is no log. */
 static void add_log_end(job_manager *o, const char *id, json_t *evidence)
 {
     char *text = NULL;
@@ -165,7 +165,7 @@ static void add_log_end(job_manager *o, const char *id, json_t *evidence)
     job_query_logs_give_back(o, text, held);
 }
 
-/* What is free on the GPUs of pods, which have names alone. */
+/* What is free on the GPUs that pods have reported. */
 static void run_gpus_free(job_manager *o, void *arg)
 {
     gpu_state gpus[GPU_COUNT_MAX];

@@ -1,18 +1,20 @@
-/* log_reader.c: the thread that reads and merges logs, so that no job waits for it: a log has
+/* log_reader.c: the thread that reads and merges logs, so that no job waits for them: a log has
  * megabytes, and an API server may take seconds for it.
  *
- * It has three kinds of work, one at a time. A log that was asked for (log_reader_read). Open log
- * streams: they are looked at every JOB_MANAGER_LOG_POLL_MS, or as much later as looking takes, one
- * look a job for all who follow it; one whose client has not taken what was there is passed over,
- * and goes on later where it stood. The log of a job that has ended: its followers get the rest of
- * it, it is put into the store, and then the owner's thread goes on with the job (job_archived). So
- * nothing is put away while it is read, and nothing comes twice.
+ * The thread does one thing at a time:
+ * - It reads a log that a client asked for (log_reader_read).
+ * - It serves open log streams. It reads each job's log every JOB_MANAGER_LOG_POLL_MS, or later
+ *   where reading takes long, once for all followers of the job. It passes over a stream whose
+ *   client has not taken what was there; that stream goes on later where it stood.
+ * - It puts away the log of an ended job: it sends the rest to the job's followers, puts the log
+ *   into the store, and then the job manager goes on with the job (job_archived).
+ * So no log is put away while it is read, and nothing is sent twice.
  *
- * What is held for clients that have not taken it is JOB_MANAGER_LOGS_HELD_MAX at most. A log that
- * does not fit is refused; a stream gets half of the room that is left, which leaves the next one
- * some, and a line in the place of the rest.
+ * The thread holds at most JOB_MANAGER_LOGS_HELD_MAX bytes for clients that have not taken them. It
+ * refuses a log that does not fit. A stream gets half of the room that is left, so that the next
+ * stream gets some, and a line in place of the rest.
  *
- * It asks the owner's thread by job_manager_run, which never waits for it. */
+ * The thread asks the job manager by job_manager_run; the job manager never waits for it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,12 +26,12 @@
 #include "job_manager_call.h"
 
 enum {
-    ROOM_MIN = 64 << 10, /* for which a stream is looked at, and that its last look has */
-    LOOK_PACE = 3,       /* so many times as long as a look took, until the next */
-    PUSH_MS = 25,        /* until a client that had no room for all of it is tried again */
+    ROOM_MIN = 64 << 10, /* below this room no stream is served; a job's last read has it always */
+    LOOK_PACE = 3,       /* the pause after a read, in multiples of its duration */
+    PUSH_MS = 25,        /* until a client that had no room is tried again */
 };
 
-/* A log that somebody waits for; his own. */
+/* A log that a client waits for; on the client's stack. */
 typedef struct reading {
     const char *id;
     char *text;
@@ -42,7 +44,7 @@ typedef struct reading {
 
 typedef struct ending {
     char id[JOB_ID_BYTES];
-    bool done; /* the job is let go after it */
+    bool done; /* drop the job after it */
     struct ending *next;
 } ending;
 
@@ -53,7 +55,7 @@ struct log_reader {
     follower *followers; /* the thread's own */
 
     pthread_mutex_t lock;   /* guards what follows */
-    pthread_cond_t changed; /* there is work, or an answer */
+    pthread_cond_t changed; /* there is work, or a log is read */
     reading *asked;
     follower *coming;
     ending *endings;
@@ -61,7 +63,7 @@ struct log_reader {
     bool stopping;
 };
 
-/* ---- what is held ---------------------------------------------------------------------------- */
+/* ---- bytes held for clients ------------------------------------------------------------------ */
 
 static size_t room_of(log_reader *r)
 {
@@ -72,7 +74,7 @@ static size_t room_of(log_reader *r)
     return room < JOB_MANAGER_LOG_BYTES_MAX ? room : JOB_MANAGER_LOG_BYTES_MAX;
 }
 
-/* False: that would be too much. */
+/* Counts bytes as held; false: there is no room for them. */
 static bool hold(log_reader *r, size_t bytes)
 {
     pthread_mutex_lock(&r->lock);
@@ -82,7 +84,7 @@ static bool hold(log_reader *r, size_t bytes)
     return fits;
 }
 
-/* What a buffer grew beyond its bytes is not held. */
+/* Releases a buffer's spare room, so that only its bytes are held. */
 static void shrink(buf *b)
 {
     char *bytes = b->bytes ? realloc(b->bytes, b->len + 1) : NULL;
@@ -105,14 +107,14 @@ void log_reader_give_back(job_manager *o, char *text, size_t len)
     let_go(o->reader, len);
 }
 
-/* ---- looking at a job ------------------------------------------------------------------------ */
+/* ---- reading a job's log --------------------------------------------------------------------- */
 
 typedef struct looking {
     const char *id;
     bool known_only; /* ERR_NOT_FOUND where there is no such job */
-    bool late;       /* of pods of a run before, which have ended */
+    bool late;       /* of pods of an earlier run, which have ended */
     log_look *look;
-    bool runs; /* it, or its last pods */
+    bool runs; /* the job, or its last pods */
     int status;
     err why;
 } looking;
@@ -141,7 +143,7 @@ static int look_at(log_reader *r, looking *l, err *e)
     return 0;
 }
 
-/* ---- a log that was asked for ---------------------------------------------------------------- */
+/* ---- a log for a client ---------------------------------------------------------------------- */
 
 static int read_whole(log_reader *r, const char *id, buf *out, err *e)
 {
@@ -201,7 +203,7 @@ int log_reader_read(job_manager *o, const char *id, char **text, size_t *len, er
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-/* A log may be longer than what a stream holds: it goes as the client reads. */
+/* Sends as much as the client takes. A log may be longer than what a stream holds. */
 static void push(log_reader *r, follower *f)
 {
     bool alive = http_stream_push(f->stream, &f->pending, &f->stuck_ms);
@@ -213,7 +215,8 @@ static void push(log_reader *r, follower *f)
     f->held = 0;
 }
 
-/* As much as it was at most since it was empty: it does not shrink while it is sent. */
+/* Counts the most that `pending` has had since it was empty: the buffer does not shrink while it is
+ * sent. */
 static void note_held(log_reader *r, follower *f)
 {
     if (f->pending.len <= f->held)
@@ -225,8 +228,8 @@ static void note_held(log_reader *r, follower *f)
     f->held = f->pending.len;
 }
 
-/* What came since its last look. A line that a pod writes late, with an earlier time, comes after
- * what was sent: order holds within one look. */
+/* Adds what is new since the last read. A line that a pod writes late, with an earlier time, comes
+ * after what was sent: lines are in order within one read. */
 static void take(log_reader *r, follower *f, const log_look *look)
 {
     size_t room = room_of(r);
@@ -236,7 +239,7 @@ static void take(log_reader *r, follower *f, const log_look *look)
     push(r, f);
 }
 
-/* Of the job's runs before. */
+/* Adds the logs of the job's earlier runs. */
 static void take_stored(log_reader *r, follower *f)
 {
     err e = ERR_INIT;
@@ -255,10 +258,10 @@ static bool wants(const follower *f, int64_t now_ms)
     return !f->ended && f->pending.len < HTTP_STREAM_BYTES_MAX && f->look_ms <= now_ms;
 }
 
-/* One look for all who follow that job. */
+/* Reads a job's log once for all its followers. */
 static void look_for(log_reader *r, const char *id)
 {
-    char whose[JOB_ID_BYTES]; /* the follower may go */
+    char whose[JOB_ID_BYTES]; /* a copy: the follower may be freed */
     log_look look = {0};
     snprintf(whose, sizeof whose, "%s", id);
     looking l = {.id = whose, .look = &look};
@@ -289,8 +292,8 @@ static void free_follower(log_reader *r, follower *f)
     follow_free(r->job_manager, f);
 }
 
-/* Sends what is held, lets go whoever is done. The job that is to be looked at now, of the one who
- * waits longest; NULL: none is before *next_ms. */
+/* Sends what is held and frees followers that are done. Returns the job to read now, by the
+ * follower that waits longest; NULL: none is due before *next_ms. */
 static const char *tend(log_reader *r, int64_t now_ms, int64_t *next_ms)
 {
     const follower *first = NULL;
@@ -335,8 +338,8 @@ typedef struct archived {
     bool kept;
 } archived;
 
-/* The job may have been deleted since its log was asked for, or before: a pod of it that did not
- * end by being asked ends late. */
+/* Deletes the stored log of a deleted job. The job may have been deleted before its log was stored:
+ * a pod that did not end when asked ends late. */
 static void drop_if_deleted(job_manager *o, const char *id)
 {
     cleanup_json json_t *record = NULL;
@@ -354,7 +357,7 @@ static void run_archived(job_manager *o, void *arg)
     const archived *a = arg;
     if (a->kept)
         drop_if_deleted(o, a->ending->id);
-    /* Once it lies in the store the cluster need not keep it. */
+    /* Once the log is in the store, the cluster may delete it. */
     if (a->kept)
         logs_forget(o->cluster, a->look);
     if (a->ending->done)
@@ -416,7 +419,8 @@ void log_reader_archive(job_manager *o, const char *id, bool done)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* Work that came from others; false: there was none. Needs the lock, and gives it up meanwhile. */
+/* Does one piece of queued work; false: there was none. Needs the lock, and releases it
+ * meanwhile. */
 static bool work(log_reader *r)
 {
     ending *x = r->endings;

@@ -1,8 +1,8 @@
-/* pool.c: pods and the connections to them; pool_fill.c has how many warm ones there are.
+/* pool.c: pods and the connections to them; pool_fill.c decides how many warm pods there are.
  *
- * A pod is started generic and dialled until it says welcome; then it is warm, or goes at once to
- * the job that asked for it. It is labelled before it hears of the job. One that was given away
- * never comes back. */
+ * A pod starts generic and is dialled until it sends `welcome`. Then it is warm, or goes at once to
+ * the job that asked for it. It is labelled before it hears of the job. A pod that was given away
+ * never returns to the pool. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,16 +16,16 @@
 #include "job_manager_internal.h"
 
 enum {
-    REFILL_AFTER_MS = 150, /* a job that has just taken pods needs the cores more than the pool */
+    REFILL_AFTER_MS = 150, /* a job that has just taken pods needs the cores first */
     RETRY_MS = 1000,       /* after a pod of the pool did not start; doubled each time */
     RETRY_MS_MAX = 30000,
-    STUCK_MS = 10000, /* a pod that is placed and not taken by then: its node may be gone */
+    STUCK_MS = 10000, /* until a placed pod that its node has not accepted is stuck */
     STUCK_MS_MAX = 80000,
-    MADE_MS = 600000,  /* any other; a job gives up its own before (job_limits.pod_ms) */
-    PATIENCE_MAX = 32, /* times as long, but for MADE_MS: a node or its network may be slow */
+    MADE_MS = 600000,  /* until another pod is; a job gives up before (job_limits.pod_ms) */
+    PATIENCE_MAX = 32, /* factor of these waits, not of MADE_MS: a node may be slow */
 };
 
-/* What started says that pods start: the next failure waits as the first did. */
+/* A pod has started, so pods can start: the next failure waits as the first did. */
 static void forget_failures(job_manager *o)
 {
     o->pool_wait_ms = RETRY_MS;
@@ -160,7 +160,7 @@ static link_pod *start(job_manager *o, pod_role role, int gpu, bool anywhere, er
     char random[9];
     job_manager_random_hex(random, sizeof random);
     snprintf(spec.name, sizeof spec.name, "%s-%s", role == POD_PS ? "ps" : "function", random);
-    /* CUDA takes terabytes of addresses. */
+    /* CUDA reserves terabytes of addresses. */
     spec.limits.memory_bytes =
         role == POD_FUNCTION && o->gpus == 0 ? o->controller->config.function_memory : 0;
     spec.limits.goes_first = role == POD_FUNCTION;
@@ -177,20 +177,20 @@ static link_pod *start(job_manager *o, pod_role role, int gpu, bool anywhere, er
     pool_use(p, USE_STARTING);
     p->gpu = gpu;
     p->dial_wait_ms = POD_DIAL_MS;
-    /* Where it will be is not always known yet: pool_changed tells. */
+    /* Kubernetes may give the address later: pool_changed has it then. */
     p->dial_ms = p->address[0] ? clock_deadline_ms(POD_DIAL_MS) : INT64_MAX;
     return p;
 }
 
-/* `gpu` -1: for any, or none. */
+/* `gpu` -1: any, or none. */
 link_pod *pool_start(job_manager *o, pod_role role, int gpu, err *e)
 {
     return start(o, role, gpu, false, e);
 }
 
-/* ---- giving ---------------------------------------------------------------------------------- */
+/* ---- giving pods to jobs --------------------------------------------------------------------- */
 
-/* A pod that said welcome goes to the job in its fields. */
+/* Gives a pod that has sent `welcome` to the job in its fields. */
 static void give(job_manager *o, link_pod *p)
 {
     err e = ERR_INIT;
@@ -214,8 +214,8 @@ static void tell_waiting(job_manager *o, const link_pod *p)
         pool_event(o, p, JOB_POD_WAITING, ERR_NONE, p->waits_reason, p->waits_message);
 }
 
-/* Whether a pod can work for that function. MPS's limits are read when CUDA starts: in one that was
- * made ready on a GPU they can no longer be set. */
+/* Whether a pod can work for that function. CUDA reads MPS's limits when it starts: a pod that is
+ * ready on a GPU can no longer get them. */
 static bool suits(const job_manager *o, const link_pod *p, const char *id, int function)
 {
     const job *j = jobs_find(o->machine, id);
@@ -232,15 +232,15 @@ bool pool_is_generic(const link_pod *p, pod_role role, pod_use use)
     return p->role == role && p->use == use && !p->job[0] && !p->waiter;
 }
 
-/* Its node pulls a large image, or has taken it and cannot make it. */
+/* Whether a pod has been starting for long: its node pulls a large image, or cannot make the
+ * pod. */
 static bool is_made_for_long(const link_pod *p)
 {
     return p->use == USE_STARTING && !p->address[0] && !pool_waits_for_room(p) &&
            clock_monotonic_ms() - p->since_ms >= STUCK_MS;
 }
 
-/* Of the GPUs that warm pods are on, the one where the function goes; -1: it is all the same, or
- * none of them. */
+/* Of the GPUs that warm pods are on, the GPU for the function; -1: any, or none of them. */
 static int gpu_chosen(const job_manager *o, const char *id, int function)
 {
     bool offered[GPU_COUNT_MAX] = {false};
@@ -250,8 +250,8 @@ static int gpu_chosen(const job_manager *o, const char *id, int function)
     return jobs_gpu_choose(o->machine, id, function, offered);
 }
 
-/* The oldest; one that is ready on the function's GPU before one that is on none. A job counts on
- * none that is made for long: it gets that one all the same where it is ready first
+/* The oldest generic pod, and before it one that is ready on the function's GPU. A pod that has
+ * been starting for long is not reserved for a job; the job still gets it where it is ready first
  * (give_or_keep). `id` NULL: for no job. */
 static link_pod *find_generic(job_manager *o, pod_role role, pod_use use, const char *id,
                               int function)
@@ -319,10 +319,10 @@ void pool_untake(job_manager *o, const job_action *a)
 {
     link_pod *p = pool_of(o, a->job->id, a->function, a->incarnation);
     if (!p || p->use != USE_STARTING)
-        return; /* what became of it is said already */
+        return; /* what became of it is reported already */
     pool_event(o, p, JOB_POD_FAILED, ERR_CANCELLED, "Untaken", "it is wanted no more");
     p->job[0] = '\0';
-    /* Without grace the cluster keeps the next one from a node that could not make this one. */
+    /* Without grace the cluster keeps the next pod from a node that could not make this one. */
     pool_stop(o, p->name, a->value && is_made_for_long(p) ? 0 : POD_GRACE_MS);
 }
 
@@ -356,7 +356,7 @@ void pool_stop(job_manager *o, const char *name, int grace_ms)
     if (p) {
         pool_use(p, USE_STOPPING);
         p->dial_ms = INT64_MAX;
-        /* one that still said it would be given to somebody */
+        /* a pod that still sent `welcome` would be given away */
         if (p->talk == TALK_WELCOME || p->dialled)
             pool_hang_up(p);
     }
@@ -367,7 +367,7 @@ void pool_stop(job_manager *o, const char *name, int grace_ms)
 
 /* ---- welcome --------------------------------------------------------------------------------- */
 
-/* A warm pod that nobody has asked for goes to who waits for one that is still being made. */
+/* Gives a warm pod to a job whose pod is still being made, or leaves it in the pool. */
 static void give_or_keep(job_manager *o, link_pod *p)
 {
     link_pod *late = NULL;
@@ -377,7 +377,7 @@ static void give_or_keep(job_manager *o, link_pod *p)
             late = other;
     if (!late) {
         pool_use(p, USE_WARM);
-        pool_tell_known(o, p);
+        pool_send_autotuned(o, p);
         return;
     }
     reserve(p, late->job, late->function, late->incarnation);
@@ -385,7 +385,7 @@ static void give_or_keep(job_manager *o, link_pod *p)
     give(o, p);
 }
 
-/* It came on a GPU that has no room for whom it was started for: now it is the pool's. */
+/* The pod came on a GPU without room for its function: the pool gets it. */
 static void refuse(job_manager *o, link_pod *p)
 {
     char text[ERR_MESSAGE_BYTES];
@@ -419,7 +419,7 @@ void pool_welcome(job_manager *o, link_pod *p, const json_t *m)
         p->gpu = pool_gpu_told(o, json_object_get(m, "gpu"));
     if (p->attach) {
         const job *j = jobs_find(o->machine, p->job);
-        int after = j ? j->epochs - 1 : -1; /* the history may have one that the record has not */
+        int after = j ? j->epochs - 1 : -1; /* the history may have one more */
         p->attach = false;
         p->talk = TALK_ACCEPTED;
         pool_send(o, p, json_pack("{s:s, s:s, s:i}", "type", "attach", "id", p->job, "after_epoch",
@@ -438,7 +438,8 @@ void pool_welcome(job_manager *o, link_pod *p, const json_t *m)
 
 /* ---- dialling -------------------------------------------------------------------------------- */
 
-/* A node that lives says at once that nobody listens yet. */
+/* Whether a node does not answer. A node that lives refuses a connection at once where nobody
+ * listens yet. */
 static bool node_is_silent(const err *why)
 {
     return why->code == ERR_TIMEOUT || why->os_errno == EHOSTUNREACH ||
@@ -490,7 +491,7 @@ void pool_dialled(job_manager *o, link_pod *p, int64_t now_ms)
         not_reached(o, p, p->dial_ms - POD_DIAL_MS_MAX, &e);
 }
 
-/* Waits for none: an address where nobody answers must not take the time of others. */
+/* Does not wait: an address where nobody answers must not delay other pods. */
 static void dial(job_manager *o, link_pod *p, int64_t now_ms)
 {
     err e = ERR_INIT;
@@ -502,17 +503,19 @@ static void dial(job_manager *o, link_pod *p, int64_t now_ms)
         not_reached(o, p, now_ms, &e);
 }
 
-/* Kubernetes says what it waits for (space, an image): another one would wait for the same. */
+/* Whether Kubernetes names what the pod waits for (space, an image). Another pod would wait for the
+ * same. */
 bool pool_waits_for_room(const link_pod *p)
 {
     return p->waits_reason[0] && strcmp(p->waits_reason, "ContainerCreating") != 0;
 }
 
-/* When a pod that starts counts as stuck: Kubernetes still places pods on a node that has just lost
- * its power, and keeps them there; a node that lives takes them at once, and then pulls their image
- * for as long as that is; one that was made there before has an address, at which nothing answers;
- * and where the node answers, the program may not come to listen. Once it does it may take its
- * time: it makes a GPU ready before it says welcome. */
+/* When a pod that starts counts as stuck:
+ * - Kubernetes still places pods on a node that has just lost its power, and keeps them there. A
+ *   node that lives accepts them at once, and then takes its time to pull their image.
+ * - A pod made on such a node before has an address, at which nothing answers.
+ * - The node answers, but the program may never listen. Once it does, it may take its time: it
+ *   makes a GPU ready before it sends `welcome`. */
 static int64_t stuck_at(const job_manager *o, const link_pod *p)
 {
     int64_t taken = (int64_t)STUCK_MS * o->patience, silent = (int64_t)POD_DEAD_MS * o->patience;
@@ -533,8 +536,8 @@ static int64_t stuck_at(const job_manager *o, const link_pod *p)
     return sooner ? p->silent_ms + silent : hello_ms;
 }
 
-/* Another pod in its place, for whom it was meant for. The old one goes first: the cluster keeps
- * others from its node then. */
+/* Starts another pod in place of a stuck one, for the same job or call. Stops the old one first, so
+ * that the cluster keeps new pods from its node. */
 static void replace(job_manager *o, link_pod *old)
 {
     err e = ERR_INIT;
@@ -566,7 +569,7 @@ void pool_listened(job_manager *o, int64_t polled_ms)
     o->polled_ms = polled_ms;
 }
 
-/* Of a process that stands still the connection stays, and so would its job. */
+/* Whether a kubeml-ps stands still: its connection stays open, and its job would wait for ever. */
 static bool is_hung(const job_manager *o, const link_pod *p)
 {
     return p->role == POD_PS && p->use == USE_JOB && p->talk == TALK_LIVE &&
@@ -604,7 +607,7 @@ void pool_timers(job_manager *o, int64_t now_ms)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* The last lines of a pod's log that fit into `bytes`, newlines as they are. */
+/* Copies the last lines of a pod's log that fit into `bytes`, newlines as they are. */
 static void log_evidence(job_manager *o, const char *name, char *out, size_t bytes)
 {
     cluster_log log;
@@ -620,7 +623,7 @@ static void log_evidence(job_manager *o, const char *name, char *out, size_t byt
     if (from != text && from[-1] != '\n' && newline)
         from = newline + 1; /* whole lines where there are some */
     else if (from != text && from[-1] != '\n' && from[-1] != ' ' && space)
-        from = space + 1; /* whole words, then */
+        from = space + 1; /* else whole words */
     snprintf(out, bytes, "%s", from);
 }
 
@@ -647,7 +650,7 @@ void pool_changed(job_manager *o, const pod *now)
         tell_waiting(o, p);
     if (now->address[0] && strcmp(p->address, now->address) != 0) {
         snprintf(p->address, sizeof p->address, "%s", now->address);
-        pool_hang_up(p);           /* who was dialled before is somebody else */
+        pool_hang_up(p);           /* the old address is another pod's now */
         pool_use(p, USE_STARTING); /* POD_HELLO_MS counts from here */
         p->silent_ms = INT64_MAX;
         p->dial_wait_ms = POD_DIAL_MS;
@@ -681,18 +684,18 @@ void pool_ended(job_manager *o, const pod *ended)
         pool_event(o, p, JOB_POD_FAILED, ERR_CRASHED, ended->reason, message);
     else if (p->job[0])
         pool_event(o, p, JOB_POD_ENDED, ERR_CRASHED, ended->reason, message);
-    /* A warm one that the cluster takes away had started well: another may do so at once. */
+    /* A warm pod that the cluster takes away had started well: another may start at once. */
     bool taken = p->use == USE_WARM && exit_cause_is_disruption(ended->reason);
     if (generic && !asked && !taken)
         pool_retry_later(o);
     const job *j = jobs_find(o->machine, p->job);
     if (p->job[0] && (!j || j->done_told))
         log_reader_archive(o, p->job, false);
-    /* Nobody reads its log any more; of one that did not start it may tell why. */
+    /* Nobody reads its log any more. The log of a pod that did not start may say why, and stays. */
     if (!p->job[0] && p->use != USE_STARTING)
         o->cluster->ops->stop(o->cluster, ended->name, 0, NULL);
     if (p->job[0] && p->gpu >= 0)
-        o->look_ms = o->look_wait_ms = 0; /* there is room again, maybe where nobody is known */
+        o->look_ms = o->look_wait_ms = 0; /* there is room again, perhaps on a GPU not known yet */
     drop(o, p);
 }
 
@@ -724,8 +727,8 @@ static void found(job_manager *o, const pod *from)
     pool_use(p, from->job[0] ? USE_JOB : USE_STARTING);
     p->gpu = o->gpus_elsewhere && from->job[0] ? pool_gpu_shown(o, &from->gpu) : -1;
     if (!from->job[0]) {
-        /* Generic as far as its labels say; what it was used for without them is over: its wire was
-         * the old controller's, and one that served a model must not come back. */
+        /* Only its labels say that it is generic. It may have served a model, and its connection
+         * was the old controller's, so it must not be used again. */
         pool_stop(o, p->name, POD_GRACE_MS);
         return;
     }
@@ -750,7 +753,8 @@ void pool_find_all(job_manager *o)
     for (size_t i = 0; i < count; i++)
         if (all[i].phase != POD_ENDED)
             found(o, &all[i]);
-    /* The ends that nobody saw: of a job that goes on, the machine misses the pod by itself. */
+    /* Drops the ends that happened before: the machine notices a missing pod of a job that goes
+     * on. */
     pod ended;
     while (o->cluster->ops->next_event(o->cluster, &ended, &e) > 0)
         ;

@@ -7,14 +7,14 @@
 
 enum {
     STARTING_MAX = 2, /* pods of the pool that start at the same time */
-    LOOK_MS = 1000,   /* between pods that are started to learn of GPUs; doubled each time */
+    LOOK_MS = 1000,   /* between pods that are started to find GPUs; doubled each time */
     LOOK_MS_MAX = 60000,
     VAIN_MAX = 4, /* pods on GPUs without room that wait beside the pool's */
 };
 
-/* Warm and starting ones that nobody has asked for, and that the job at the head of the queue could
- * take; the oldest warm one in *oldest. Where one waits for room it is the only one that is
- * started. */
+/* Counts generic pods, warm or starting, that the job at the head of the queue could take; the
+ * oldest warm pod in *oldest. A pod that waits for room counts as STARTING_MAX: no other is started
+ * beside it. */
 static int generic_count(job_manager *o, pod_role role, int *starting, link_pod **oldest)
 {
     int count = 0;
@@ -31,8 +31,9 @@ static int generic_count(job_manager *o, pod_role role, int *starting, link_pod 
     return count;
 }
 
-/* As many warm functions as could get a slot, and one for a function that is lost; not where it
- * would ask for one more GPU than functions may have: nodes may be started, and paid, for that. */
+/* As many warm functions as could get a slot, and one more to replace a lost function. No spare
+ * where the cluster gives each pod a GPU: the spare would ask for one more GPU than functions may
+ * have, and an autoscaler could start a node, which costs money, for it. */
 static int functions_wanted(const job_manager *o)
 {
     int useful = jobs_slots_free(o->machine) + (pool_pods_have_gpus(o) ? 0 : 1);
@@ -41,9 +42,9 @@ static int functions_wanted(const job_manager *o)
     return floor < useful ? floor : useful;
 }
 
-/* Warm functions are ready on the GPUs where functions without a limit would be placed after those
- * that are there; on full ones, where the fewest are. A platform with MPS has plain ones too: every
- * second, for jobs with limits. */
+/* The GPU on which to make the next warm pod ready: where a function without a limit would be
+ * placed next, counting the warm pods there are; where all GPUs are full, the GPU with the fewest
+ * warm pods. With MPS every second pod is on no GPU (-1), for jobs with limits. */
 static int gpu_to_warm(const job_manager *o, pod_role role)
 {
     const gpu_share one = {0};
@@ -91,8 +92,9 @@ static void fill_role(job_manager *o, pod_role role, int wanted, int floor)
         pool_stop(o, oldest->name, POD_GRACE_MS);
 }
 
-/* Which of the warm pods a job does not take that waits for room on a GPU, as many of them as it
- * needs having been found for it; how many, and the oldest. `j` NULL: none waits. */
+/* Marks the warm pods that a waiting job cannot use: books the job pod by pod on the GPUs of warm
+ * pods, and marks the pods whose GPU has no room left. Returns their number, and the oldest. `j`
+ * NULL: no job waits. */
 static int mark_vain(job_manager *o, const job *j, link_pod **oldest)
 {
     gpu_state gpus[GPU_COUNT_MAX];
@@ -110,9 +112,9 @@ static int mark_vain(job_manager *o, const job *j, link_pod **oldest)
     return count;
 }
 
-/* A job waits for room on a GPU, and there may be others than those that are known: pods are
- * started until it has what it needs. Those that came in vain keep the next ones from their places,
- * VAIN_MAX at most. */
+/* Starts pods for a job that waits for room on a GPU, until it has what it needs: there may be GPUs
+ * that no pod has reported yet. Pods that came in vain, VAIN_MAX at most, stay for a while to keep
+ * the next pods from their GPUs. */
 static void look_for_gpus(job_manager *o, const job *j, int pods)
 {
     link_pod *oldest = NULL, *warm = NULL;
@@ -126,7 +128,7 @@ static void look_for_gpus(job_manager *o, const job *j, int pods)
         o->look_wait_ms = wait < LOOK_MS_MAX ? wait : LOOK_MS_MAX;
         o->look_ms = now + o->look_wait_ms;
     }
-    /* One that finds no place may find that one's. */
+    /* A pod that finds no place may find the place of the oldest. */
     if (vain > VAIN_MAX || (vain && (starting >= STARTING_MAX || now < o->pool_retry_ms)))
         pool_stop(o, oldest->name, POD_GRACE_MS);
     int floor = functions_wanted(o);

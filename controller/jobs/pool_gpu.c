@@ -1,4 +1,4 @@
-/* pool_gpu.c: the GPUs that pods have shown, where others hand them out. */
+/* pool_gpu.c: the GPUs that pods have reported, where the cluster hands them out. */
 #include <stdio.h>
 #include <string.h>
 
@@ -43,7 +43,7 @@ int pool_gpu_told(job_manager *o, const json_t *told)
     return pool_gpu_shown(o, &gpu);
 }
 
-/* With the last pod on it a GPU is known no more. */
+/* With its last pod a GPU is unknown again. */
 void pool_gpu_forget(job_manager *o, int gpu)
 {
     if (!o->gpus_elsewhere || gpu < 0)

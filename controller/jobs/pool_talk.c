@@ -1,5 +1,5 @@
-/* pool_talk.c: what is said to pods and what they say: frames of protocol.md to events of the
- * machine and back. Which pod is whose is pool.c's. */
+/* pool_talk.c: frames to and from pods: frames of protocol.md to events of the machine and back.
+ * pool.c decides which pod is whose. */
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,11 +15,11 @@
 #include "job_manager_internal.h"
 
 enum {
-    LAST_WORDS_MAX = 64, /* messages of a pod that has ended */
-    A_TURN_MAX = 64,     /* of any other, before those beside it are heard */
+    LAST_WORDS_MAX = 64, /* messages read from a pod that has ended */
+    A_TURN_MAX = 64,     /* of any other, before the next pod's are read */
 };
 
-/* The kubeml-ps that a job talks to. */
+/* The kubeml-ps of a job. */
 static link_pod *ps_of(job_manager *o, const char *id)
 {
     for (link_pod *p = o->pods; p; p = p->next)
@@ -28,9 +28,10 @@ static link_pod *ps_of(job_manager *o, const char *id)
     return NULL;
 }
 
-/* ---- talking --------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
-/* Closed by the other side: its process has ended, and its node could say so. */
+/* Whether a peer fell silent. Where it closed the connection, its process has ended and its node
+ * lives. */
 static bool is_silent(const err *why)
 {
     return why->code == ERR_TIMEOUT || why->code == ERR_IO;
@@ -50,7 +51,7 @@ void pool_broken(job_manager *o, link_pod *p, const err *why)
     } else if (p->use == USE_JOB && p->role == POD_PS) {
         pool_event(o, p, JOB_PS_CLOSED, ERR_UNAVAILABLE, NULL, why->message);
     } else if (p->use == USE_JOB && (talk == TALK_SPECIALISED || talk == TALK_TURN)) {
-        /* What is no message, another process of the same code would say as well. */
+        /* Another process of the same code would send the same nonsense. */
         bool nonsense = why->code == ERR_CORRUPT;
         pool_event(o, p, JOB_UNSPECIALISED, nonsense ? ERR_CORRUPT : ERR_UNAVAILABLE,
                    nonsense ? NULL : "ConnectionLost", why->message);
@@ -91,7 +92,7 @@ void pool_send_job(job_manager *o, const job_action *a)
     }
     err e = ERR_INIT;
     if (job_context_access(o, s, a->job, &e)) {
-        /* A store that is away is told by itself. */
+        /* A store that is away is a reason of its own (StoreDown): the job tries again. */
         job_manager_event(
             o, &(job_event){.type = err_retry_may_help(e.code) ? JOB_PS_CLOSED : JOB_PS_REFUSED,
                             .job = a->job->id,
@@ -129,8 +130,8 @@ void pool_attach(job_manager *o, const job_action *a)
     p->dial_ms = clock_monotonic_ms();
 }
 
-/* Pods elsewhere do not have our files, and what a database gave us is no file: the object's bytes
- * are in the message, in base64. So that function pods, where user code runs, need no more of the
+/* The object's bytes in base64, for the message: pods elsewhere do not have our files, and an
+ * object from a database is no file. So function pods, where user code runs, need no more of the
  * store than their dataset. NULL on error. */
 static json_t *object_text(job_context *s, err *e)
 {
@@ -156,7 +157,7 @@ static json_t *object_text(job_context *s, err *e)
     return out;
 }
 
-/* What computes: the function's own GPU where it is placed on one, or the one its pod has. */
+/* The backend: the GPU on which the function is placed, or its pod's own, or the CPU. */
 static const char *backend_of(const job_manager *o, const job *j, int function)
 {
     bool gpu = job_gpu(j, function) >= 0 || pool_pods_have_gpus(o);
@@ -165,7 +166,8 @@ static const char *backend_of(const job_manager *o, const job *j, int function)
     return gpu && j->request.device == DEVICE_AUTO ? "auto" : "cpu";
 }
 
-/* What the function is booked with on its GPU, which it is held to; NULL: it is on none of ours. */
+/* The memory that the function is booked with on its GPU, which is its limit; NULL: it is on no GPU
+ * that the controller places. */
 static json_t *booked_on(const job_manager *o, const job *j, int gpu)
 {
     gpu_state all = {.memory_bytes = gpu < 0 ? 0 : o->gpu[gpu].memory_bytes};
@@ -183,7 +185,7 @@ static int specialise_message(job_manager *o, const job_action *a, job_context *
     if (!local && s->object && !(bytes = object_text(s, e)))
         return -1;
     const char *on = backend_of(o, a->job, a->function);
-    json_t *algorithms = strcmp(on, "cpu") == 0 ? NULL : algorithms_known(o);
+    json_t *algorithms = strcmp(on, "cpu") == 0 ? NULL : algorithms_text(o);
     json_t *shared = a->job->request.process == PROCESS_SHARED ? json_integer(functions) : NULL;
     *out = json_pack(
         "{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*, s:o*, s:o*, s:o*}",
@@ -197,17 +199,17 @@ static int specialise_message(job_manager *o, const job_action *a, job_context *
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");
 }
 
-/* It runs what is known once, while it waits: its job finds it loaded. */
-void pool_tell_known(job_manager *o, link_pod *p)
+/* The pod runs what was measured once, while it waits: its job finds it loaded. */
+void pool_send_autotuned(job_manager *o, link_pod *p)
 {
     bool gpu = p->gpu >= 0 || pool_pods_have_gpus(o);
-    json_t *known = gpu && pool_is_generic(p, POD_FUNCTION, USE_WARM) ? algorithms_known(o) : NULL;
+    json_t *known = gpu && pool_is_generic(p, POD_FUNCTION, USE_WARM) ? algorithms_text(o) : NULL;
     if (known)
         pool_send(o, p, json_pack("{s:s, s:o}", "type", "known", "algorithms", known));
 }
 
-/* Whether another function of the job is about to measure what this one would: on GPUs, where
- * nobody has yet. Those of a process of their own are one function here. */
+/* Whether another function of the job is measuring what this function would measure: on a GPU,
+ * where no function of this kind has measured yet. Functions that share a process count as one. */
 static bool is_measured_now(const job_manager *o, const job_action *a, const job_context *s)
 {
     if (a->job->request.process == PROCESS_SHARED ||
@@ -263,7 +265,7 @@ void pool_specialise_waiting(job_manager *o)
     }
 }
 
-/* ---- hearing --------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 static int number_of(const json_t *m, const char *key)
 {
@@ -281,7 +283,8 @@ static void note(int64_t *time)
         *time = clock_monotonic_ms();
 }
 
-/* User code that is being loaded finds the connection: it may say anything on it, once. */
+/* User code that is being loaded can reach the connection: its first frame, whatever it is, is the
+ * last one read. */
 static void on_function(job_manager *o, link_pod *p, const json_t *m)
 {
     bool done = strcmp(wire_type(m), "specialised") == 0;
@@ -293,7 +296,7 @@ static void on_function(job_manager *o, link_pod *p, const json_t *m)
     }
     job_context *s = job_context_find(o, p->job);
     if (done && s && !s->times.training)
-        s->times.functions = clock_monotonic_ms(); /* the last one's counts */
+        s->times.functions = clock_monotonic_ms(); /* the last function's counts */
     if (done && s && text_of(m, "averaging")[0])
         text_print(s->averaging, sizeof s->averaging, "its functions share one process; %s",
                    text_of(m, "averaging"));
@@ -328,7 +331,7 @@ static json_t *epoch_json(const json_t *m)
     return out;
 }
 
-/* Where the epoch's time went: how long functions waited for data shows here. */
+/* Sets where the epoch's time went, including how long functions waited for data. */
 static void set_stages(controller_metrics *g, const char *id, const json_t *m)
 {
     static const char *const stages[] = {"fetch",   "load",  "convert",  "train",
@@ -339,8 +342,8 @@ static void set_stages(controller_metrics *g, const char *id, const json_t *m)
                    stages[i], NULL);
 }
 
-/* Another kubeml-ps, which could not be heard, may have committed epochs: the history has them. Not
- * more than `epochs`: the next one is told by itself. */
+/* Adds epochs from the history that another kubeml-ps committed while the controller could not hear
+ * it; not more than `epochs`, since the next epoch is reported by itself. */
 static void catch_up(job_manager *o, job_context *s, int epochs)
 {
     size_t had = json_array_size(s->epochs), i;
@@ -356,7 +359,8 @@ static void catch_up(job_manager *o, job_context *s, int epochs)
     job_context_show(o, s, had);
 }
 
-/* One may be told again after an attach, where the last controller's record may not have had it. */
+/* An epoch may be reported again after an attach, where the last controller's record may lack
+ * it. */
 static void on_epoch(job_manager *o, link_pod *p, const json_t *m)
 {
     job_context *s = job_context_find(o, p->job);
@@ -364,8 +368,8 @@ static void on_epoch(job_manager *o, link_pod *p, const json_t *m)
     if (!s)
         return;
     catch_up(o, s, epoch);
-    if (epoch == (int)json_array_size(s->epochs)) {      /* those before it could be read */
-        json_array_append_new(s->epochs, epoch_json(m)); /* followers hear it at the turn's end */
+    if (epoch == (int)json_array_size(s->epochs)) {      /* false: no history */
+        json_array_append_new(s->epochs, epoch_json(m)); /* sent at the turn's end */
         job_context_show(o, s, json_array_size(s->epochs) - 1);
         set_stages(&o->controller->metrics, p->job, m);
     }
@@ -410,8 +414,8 @@ static void note_averaging(job_manager *o, job_context *s, const char *path, con
     metric_set(gauge, 1, s->id, path, NULL);
 }
 
-/* Where functions are processes of their own it is the carrier that decides. A shared process says
- * it itself. */
+/* Where each function is a process of its own, the tensor path decides where models are averaged. A
+ * shared process reports it itself. */
 static void decide_averaging(job_manager *o, job_context *s)
 {
     reduce_placement choice;
@@ -448,8 +452,8 @@ static void observe(job_manager *o, const char *part, int64_t from, int64_t to)
                        NULL, NULL);
 }
 
-/* A batch is trained, the start is over: where its time went. A controller that came later does not
- * know when it began: the record's word stays. */
+/* The first batch is trained: observes where the time of the start went. A later controller does
+ * not know when the job was submitted, and keeps the record's figures. */
 static void on_begun(job_manager *o, const link_pod *p)
 {
     job_context *s = job_context_find(o, p->job);
@@ -497,7 +501,7 @@ static void on_ps(job_manager *o, link_pod *p, const json_t *m)
         job_manager_event(o, &v);
         return;
     }
-    /* An attach is answered by what is told first. */
+    /* The first report after `attach` is its answer. */
     if (p->talk == TALK_ACCEPTED)
         on_accepted(o, p);
     if (strcmp(type, "access") == 0) {
@@ -544,8 +548,8 @@ static void on_message(job_manager *o, link_pod *p, const json_t *m)
         on_ps(o, p, m);
 }
 
-/* wire_receive's 1, 0 or -1. The message may close the connection (specialised) or end the pod's
- * entry. */
+/* Reads one message: wire_receive's 1, 0 or -1. The message may close the connection (specialised)
+ * or free the pod's entry. */
 static int take_message(job_manager *o, link_pod *p, err *e)
 {
     cleanup_json json_t *m = NULL;
@@ -578,7 +582,7 @@ void pool_hear_out(job_manager *o, const char *name)
 {
     err e = ERR_INIT;
     link_pod *p = pool_find(o, name);
-    /* One that is lost, but talks on somewhere, keeps nobody here. */
+    /* A lost pod that still talks somewhere must not hold up the job manager. */
     for (int i = 0; i < LAST_WORDS_MAX && p && p->wire && p->use == USE_JOB; i++) {
         if (take_message(o, p, &e) <= 0)
             return;

@@ -20,7 +20,7 @@ int kube_claim_note(kube_client *c, const char *path, const json_t *object, cons
     if (strcmp(kube_object_label(object, KUBE_LABEL_INSTALL), install) == 0 &&
         (!job || strcmp(kube_object_label(object, KUBE_LABEL_JOB), job) == 0))
         return 0;
-    /* The version makes the API server refuse whoever comes second. */
+    /* With this version the API server refuses the second writer. */
     cleanup_json json_t *patch =
         json_pack("{s:{s:s, s:{s:s, s:s*}}}", "metadata", "resourceVersion",
                   kube_object_text(object, "resourceVersion"), "labels", KUBE_LABEL_INSTALL,
@@ -55,7 +55,8 @@ int kube_claim_namespace(kube_client *c, const char *name, int64_t deadline_ms,
     return 0;
 }
 
-/* Where it cannot be read any more, the right to do so may have gone before it. */
+/* False also where the namespace cannot be read: its deletion may have taken our right to read it
+ * first. */
 bool kube_claim_stands(kube_client *c, const char *name, const char *uid, int64_t deadline_ms)
 {
     cleanup_json json_t *namespace = NULL;

@@ -106,8 +106,8 @@ void kube_client_cancel(kube_client *c)
 
 typedef struct transfer {
     kube_client *client;
-    buf *text;      /* the reply, or the part of a line that has come */
-    kube_line take; /* NULL: all of it is wanted */
+    buf *text;      /* the response, or the part of a line that has come */
+    kube_line take; /* NULL: the response is wanted whole */
     void *context;
     bool ended, refused;
     int64_t retry_after_ms;
@@ -183,7 +183,7 @@ static int set_headers(const kube_client *c, const kube_request *r, struct curl_
     return 0;
 }
 
-/* A watch is quiet for long: that its server's machine is gone it would not see by itself. */
+/* A watch is quiet for long, and would not notice by itself that its server's machine is gone. */
 static int watch_server(void *context, curl_socket_t fd, curlsocktype purpose)
 {
     (void)context;
@@ -195,7 +195,7 @@ static int watch_server(void *context, curl_socket_t fd, curlsocktype purpose)
 static void set_options(transfer *t, const kube_request *r, const char *url, const char *body)
 {
     CURL *curl = t->client->curl;
-    curl_easy_reset(curl); /* connections stay */
+    curl_easy_reset(curl); /* keeps connections */
     curl_easy_setopt(curl, CURLOPT_URL, url);
     curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, r->method);
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
@@ -215,8 +215,8 @@ static void set_options(transfer *t, const kube_request *r, const char *url, con
     kube_tls_set(curl, t->client->config);
 }
 
-/* Runs what the handle is set up for. CURLE_OPERATION_TIMEDOUT at the deadline,
- * CURLE_ABORTED_BY_CALLBACK when it was cancelled. */
+/* Runs the request for which the handle is set up. CURLE_OPERATION_TIMEDOUT at the deadline,
+ * CURLE_ABORTED_BY_CALLBACK where it was cancelled. */
 static CURLcode perform(kube_client *c, int64_t deadline_ms)
 {
     CURLcode result = CURLE_OPERATION_TIMEDOUT;
@@ -277,7 +277,7 @@ static int transfer_run(transfer *t, const kube_request *r, int64_t deadline_ms,
         return -1;
     if (code == CURLE_ABORTED_BY_CALLBACK)
         return err_set(e, ERR_CANCELLED, "the call to the API server was cancelled");
-    o->status = 0; /* an answer that was cut is none */
+    o->status = 0; /* a response that was cut counts as none */
     if (code == CURLE_OPERATION_TIMEDOUT)
         return err_set(e, ERR_TIMEOUT, "the API server did not answer in time");
     return err_set(e, code == CURLE_OUT_OF_MEMORY ? ERR_NOMEM : ERR_UNAVAILABLE,
@@ -336,7 +336,7 @@ int kube_try(kube_client *c, const kube_request *r, int64_t deadline_ms, buf *te
     return o->status >= 200 && o->status < 300 ? 0 : status_error(o->status, t.text, e);
 }
 
-/* Whether another try may help, given how many there were. */
+/* Whether another try may help after `tries` tries. */
 static bool may_repeat(const err *e, const kube_outcome *o, int tries)
 {
     if (o->status == 401)
@@ -382,7 +382,7 @@ bool kube_may_pass(err_code code)
            code == ERR_UNAUTHORIZED || code == ERR_NOMEM || code == ERR_CONFLICT;
 }
 
-/* ---- in short -------------------------------------------------------------------------------- */
+/* ---- short forms ----------------------------------------------------------------------------- */
 
 int kube_get(kube_client *c, const char *path, const char *query, int64_t deadline_ms, json_t **out,
              err *e)
@@ -453,7 +453,7 @@ int kube_apply_status(kube_client *c, const char *collection, const char *kind, 
         return err_set(e, ERR_NOMEM, "no memory for a status");
     if (kube_apply(c, path, object, deadline_ms, &now, e))
         return -1;
-    /* Fields that another manager has said stay after an apply; a status is ours alone. */
+    /* An apply leaves fields that another manager has set; a status is ours alone. */
     const json_t *there = json_object_get(now, "status");
     return json_equal(status, there)
                ? 0
@@ -463,7 +463,7 @@ int kube_apply_status(kube_client *c, const char *collection, const char *kind, 
 int kube_delete(kube_client *c, const char *path, const char *uid, int grace_s, int64_t deadline_ms,
                 err *e)
 {
-    /* Beside a body the API server reads no query. */
+    /* The API server ignores the query of a request with a body. */
     cleanup_json json_t *options = json_pack("{s:s, s:{s:s*}}", "propagationPolicy", "Background",
                                              "preconditions", "uid", uid);
     if (!options ||

@@ -9,8 +9,8 @@
 #include "kube_client.h"
 #include "kube_pods.h"
 
-/* Asks for the end of all that are not ending yet, and where it is late, of all; how many there are,
- * -1 on error. */
+/* Deletes all pods that are not ending yet; with `late`, all pods, without grace. Returns their
+ * number, -1 on error; `last` receives the name of one. */
 static int end_all(kube_client *c, const char *pods, const char *install, bool late,
                    int64_t deadline_ms, char *last, size_t bytes, err *e)
 {

@@ -8,7 +8,7 @@
 #include "common/base/json_read.h"
 #include "kube_pods.h"
 
-/* What a look sees may have been written as late as its answer came, and counts from its begin. */
+/* A look may see a write that is as late as its response, and counts from the look's begin. */
 _Static_assert(KUBE_LEASE_LOST_MS + KUBE_LEASE_CALL_MS <= KUBE_LEASE_S * 1000,
                "a holder has lost the lease before another may take it");
 
@@ -20,14 +20,14 @@ struct kube_lease {
     kube_client *client;
     char path[300], collection[200], name[100], me[100];
     char address[KUBE_LEASE_ADDRESS_BYTES]; /* ours */
-    char leader[KUBE_LEASE_ADDRESS_BYTES];  /* the other's; "" */
+    char leader[KUBE_LEASE_ADDRESS_BYTES];  /* another leader's; "" */
     char seen[64];        /* the version last seen */
-    int64_t seen_ms;      /* since when it has not changed */
+    int64_t seen_ms;      /* since when that version has not changed */
     int64_t looked_ms;    /* the last look that succeeded */
-    int64_t lasts_ms;     /* another's; 0: it is not another's */
-    int64_t renewed_ms;   /* our last write that was taken began then; INT64_MIN: not held */
-    json_int_t term;      /* its leaseTransitions: every other holder makes them one more */
-    json_t *mine;         /* as the server keeps it; NULL: not known */
+    int64_t lasts_ms;     /* another's duration; 0: no other holds it */
+    int64_t renewed_ms;   /* begin of our last write that succeeded; INT64_MIN: not held */
+    json_int_t term;      /* its leaseTransitions, which each new holder increments */
+    json_t *mine;         /* as the server has it; NULL: unknown */
 };
 
 int kube_lease_open(const kube_config *access, const char *name, const char *me,
@@ -67,7 +67,7 @@ static bool is_ours(const kube_lease *l, const json_t *lease)
     return holder && strcmp(holder, l->me) == 0;
 }
 
-/* The object with us, or nobody, as its holder; what else stands in it stays. */
+/* The Lease with `holder`, us or "", as its holder; other fields stay. */
 static json_t *lease_new(const kube_lease *l, const json_t *before, const char *holder)
 {
     char now[32];
@@ -94,7 +94,7 @@ static json_t *lease_new(const kube_lease *l, const json_t *before, const char *
     return lease;
 }
 
-/* Writes over what was seen: 1, 0 where somebody was quicker (409), -1. */
+/* Replaces the version that was seen: 1; 0: another writer was quicker (409); -1. */
 static int take(kube_lease *l, const json_t *before, const char *holder, int64_t now_ms, err *e)
 {
     cleanup_json json_t *lease = lease_new(l, before, holder);
@@ -118,7 +118,7 @@ static int take(kube_lease *l, const json_t *before, const char *holder, int64_t
     }
     if (why.code == ERR_CONFLICT || why.code == ERR_EXISTS)
         return 0;
-    if (!before && why.code == ERR_FORBIDDEN) /* the chart's Role may make none */
+    if (!before && why.code == ERR_FORBIDDEN) /* the chart's Role does not allow creating one */
         return err_set(e, why.code,
                        "the Lease %s is not there: somebody deleted it; `helm upgrade`, or kubectl "
                        "apply of manifests/kubeml.yaml, makes it anew (%s)",
@@ -146,7 +146,7 @@ static void note_leader(kube_lease *l, const json_t *lease)
     l->renewed_ms = INT64_MIN;
 }
 
-/* Whether another's lease has stood still before our eyes for as long as it says. */
+/* Whether another's lease has been seen unchanged for as long as it lasts. */
 static bool is_over(kube_lease *l, const json_t *lease, int64_t now_ms)
 {
     const char *version = kube_object_text(lease, "resourceVersion");
@@ -189,7 +189,8 @@ int kube_lease_renew(kube_lease *l, int64_t now_ms, err *e)
         return 1;
     if (taken < 0 && why.code != ERR_NOT_FOUND)
         return err_set(e, why.code, "%s", why.message);
-    /* It is not as we wrote it: another holds it, or the answer to a write of ours was lost. */
+    /* The Lease is not as we wrote it: another holds it, or the response to a write of ours was
+     * lost. */
     err_clear(&why);
     if (look(l, &lease, &why)) {
         if (why.code == ERR_NOT_FOUND)

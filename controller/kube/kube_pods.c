@@ -189,7 +189,7 @@ int kube_templates_gpu(const kube_templates *t, char *resource, size_t bytes)
     return 0;
 }
 
-/* 2, "1.5", "2500m"; 0: nothing that we know. */
+/* 2, "1.5", "2500m"; 0: an unknown form. */
 static double cpus_of(const json_t *quantity)
 {
     const char *text = json_string_value(quantity);
@@ -287,7 +287,8 @@ void kube_pod_avoid(json_t *object, json_t *nodes)
         list = json_array();
         json_object_set_new(affinity, "preferredDuringSchedulingIgnoredDuringExecution", list);
     }
-    /* A node each: the API server takes one value in a requirement on a field. */
+    /* One requirement for each node: the API server allows one value in a requirement on a
+     * field. */
     json_t *fields = json_array(), *node;
     size_t i;
     json_array_foreach(nodes, i, node)
@@ -308,7 +309,7 @@ static void patch_add(json_t *patch, const char *op, const char *path, json_t *v
                           json_pack("{s:s, s:s, s:o}", "op", op, "path", path, "value", value));
 }
 
-/* Older names of parts of GPUs are none. */
+/* Whether a text can be a label's value. Older names of MIG slices cannot. */
 static bool is_label(const char *text)
 {
     static const char ends[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
@@ -393,7 +394,7 @@ static bool starts(const char *text, const char *with)
     return strncmp(text, with, strlen(with)) == 0;
 }
 
-/* What the container runtime says: its cause comes last, after how it got there. */
+/* The end of the container runtime's message: the cause comes last, after how it got there. */
 static const char *cause_of(const char *message)
 {
     enum { SHOWN = 150 };
@@ -441,7 +442,7 @@ static void read_end(const json_t *container, pod *out)
         because(out, what, "container %.40s exited with status %d", name, status);
 }
 
-/* A container beside the others, which the kubelet starts again: its end is not the pod's. */
+/* Whether a container is a sidecar, which the kubelet restarts: its end is not the pod's. */
 static bool is_beside(const json_t *object, const char *name)
 {
     json_t *one;
@@ -460,14 +461,15 @@ static void read_containers(const json_t *object, const char *list, bool ends, p
     json_array_foreach(json_object_get(json_object_get(object, "status"), list), i, one) {
         const json_t *end = json_object_get(json_object_get(one, "state"), "terminated");
         read_waiting(one, out);
-        /* An init container that has done its work has not failed. */
+        /* an init container that exits with 0 has not failed */
         bool failed = end && json_integer_value(json_object_get(end, "exitCode")) != 0;
         if (end && (ends || (failed && !is_beside(object, text_of(one, "name")))))
             read_end(one, out);
     }
 }
 
-/* The node controller says that a pod is not ready although its containers, as last heard, are. */
+/* Whether the node controller has lost the node: the pod is not ready although its containers, as
+ * last heard, are. */
 static bool node_is_lost(const json_t *status)
 {
     const json_t *ready = condition(status, "Ready");
@@ -480,8 +482,8 @@ static bool node_is_lost(const json_t *status)
            !*text_of(ready, "reason");
 }
 
-/* "0/3 nodes are available: 3 Insufficient cpu. preemption: 0/3 ...": what follows is about other
- * pods. */
+/* Of "0/3 nodes are available: 3 Insufficient cpu. preemption: 0/3 ..." takes the first sentence;
+ * the rest is about other pods. */
 static void not_scheduled(const json_t *scheduled, pod *out)
 {
     const char *reason = text_of(scheduled, "reason"), *message = text_of(scheduled, "message");
@@ -490,13 +492,14 @@ static void not_scheduled(const json_t *scheduled, pod *out)
     because(out, *reason ? reason : "Unschedulable", "no node takes the pod: %.*s", len, message);
 }
 
-/* Kubernetes ends it for its own ends: a drain, an eviction, a pod that comes first. */
+/* Kubernetes ends the pod: a drain, an eviction, or a pod of higher priority. */
 static void disrupted(const json_t *target, const char *node, pod *out)
 {
     because(out, text_of(target, "reason"), "node %.80s: %.150s", node, text_of(target, "message"));
 }
 
-/* The kubelet says so as it takes a pod, before it pulls an image: a node that is gone does not. */
+/* Whether the node's kubelet has accepted the pod, which it reports before it pulls an image. A
+ * lost node does not. */
 static bool is_taken(const json_t *status)
 {
     return *text_of(status, "startTime") ||
@@ -531,7 +534,7 @@ static void read_phase(const json_t *object, pod *out)
                *kube_object_text(object, "deletionTimestamp")) {
         disrupted(target, node, out);
     }
-    /* The signal by which it was carried out is no reason. */
+    /* the signal only carried the disruption out */
     if (target && (out->signal == SIGTERM || out->signal == SIGKILL))
         disrupted(target, node, out);
 }

@@ -14,8 +14,8 @@ struct kube_status {
     char collection[300], kind[32];
     int probe_ms;
     atomic_int *lacking;
-    json_t *cut; /* name: {"said": a status that was refused, "kept": what stands there for it} */
-    int64_t due_ms; /* when one of `cut` is applied once more */
+    json_t *cut; /* name: {"said": a refused status, "kept": what the server has of it} */
+    int64_t due_ms; /* when to apply one of `cut` again */
     bool lacks, told;
 };
 
@@ -63,7 +63,7 @@ static void tell(kube_status *s, const err *why)
     s->told = true;
 }
 
-/* Written without what the CRD lacks, and remembered. */
+/* Writes the status without the fields that the CRD lacks, and remembers both. */
 static int write_cut(kube_status *s, kube_client *c, const json_t *object, const json_t *status,
                      int64_t deadline_ms, err *e)
 {
@@ -91,7 +91,7 @@ int kube_status_write(kube_status *s, kube_client *c, const json_t *object, cons
     if (json_equal(status, there) || (stands && clock_left_ms(s->due_ms) > 0))
         return 1;
     if (kube_apply_status(c, s->collection, s->kind, name, status, deadline_ms, &why) == 0) {
-        if (refused) /* the CRD is another by now */
+        if (refused) /* the CRD has changed */
             json_object_clear(s->cut);
         json_object_del(s->cut, name);
         note_lacks(s, json_object_size(s->cut) > 0);

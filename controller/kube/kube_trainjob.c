@@ -46,7 +46,7 @@ const char *kube_trainjob_job(const json_t *object)
 
 /* ---- spec and request ------------------------------------------------------------------------ */
 
-/* An object such as `gpu` is the same in both: its rows have no name of their own in a spec. */
+/* Objects such as `gpu` are the same in both: their rows have no name of their own in a spec. */
 json_t *kube_trainjob_request(const json_t *spec)
 {
     json_t *asked = json_object(), *options = json_object();
@@ -93,7 +93,7 @@ typedef struct writing {
     const char *now;
 } writing;
 
-/* Kubernetes writes reasons in CamelCase; ours may be a state or a phase of the job. */
+/* Kubernetes writes reasons in CamelCase; a reason here may be a state or a phase of the job. */
 static json_t *reason_json(const char *word)
 {
     return json_sprintf("%c%s", toupper((unsigned char)*word), word + 1);
@@ -112,14 +112,14 @@ static void put(writing *w, const char *type, bool yes, const char *reason, cons
                                     "lastTransitionTime", since));
 }
 
-/* What makes a job inexact because it was asked for: merge: nccl, on_loss: continue. */
+/* Whether the request itself makes the job inexact: merge: nccl, on_loss: continue. */
 static bool is_wanted(const char *reason)
 {
     return is(reason, "NcclOrder") || is(reason, "LeftOut");
 }
 
-/* The job's own condition that says what is wrong with it, or NULL; not that it is slow, which
- * hides none of the others. */
+/* The job's condition that shows what is wrong with it, or NULL. GpuUnused only makes the job slow,
+ * and does not count, so that it hides no other. */
 static const json_t *raised(const json_t *task)
 {
     json_t *one;
@@ -136,9 +136,10 @@ static const json_t *raised(const json_t *task)
     return NULL;
 }
 
-/* What each second, or each start and end of another job, would make another status is left out: of
- * a job that waits for its next try the seconds until then, of one that waits for room what others
- * hold of it, which its text (job_record.c) says behind what it needs. */
+/* The task's message without what changes all the time, since each change would be a new status.
+ * For a job that waits for its next try, leaves out the seconds until then. For a job that waits
+ * for room, leaves out what other jobs hold, which its text (job_record.c) has after what the job
+ * needs. */
 static const char *message_of(const json_t *task, char cut[ERR_MESSAGE_BYTES])
 {
     const char *reason = text_of(task, "reason"), *message = text_of(task, "message");
@@ -202,7 +203,7 @@ static void copy(json_t *to, const char *key, const json_t *from, const char *so
         json_object_set_new(to, key, json_deep_copy(value));
 }
 
-/* "4 nvidia.com/gpu": what its functions hold now. */
+/* "4 nvidia.com/gpu": what the job's functions hold now. */
 static void put_gpu(json_t *status, const kube_trainjob_gpu *gpu, const json_t *task)
 {
     const char *state = text_of(task, "state");
@@ -244,7 +245,7 @@ static void put_task(writing *w, json_t *status, const json_t *task, const kube_
     put_job(w, task, message, suspending);
 }
 
-/* What says nothing about the spec passes by itself. */
+/* Whether a cause passes by itself: all causes but a fault of the spec. */
 static bool passes(const err *why)
 {
     return why->code != ERR_INVALID && why->code != ERR_LIMIT && why->code != ERR_NOT_FOUND &&
@@ -330,7 +331,7 @@ static bool degraded(const json_t *status)
     return is(text_of(condition(status, "Degraded"), "status"), "True");
 }
 
-/* What is to be told: reason and message of it. False: nothing. */
+/* Whether there is something to report, and its reason and message. */
 static bool is_news(const json_t *before, const json_t *now, const char **reason,
                     const char **message)
 {
@@ -357,7 +358,7 @@ static json_t *reference_of(const json_t *object)
                      text_of(meta, "name"), "uid", text_of(meta, "uid"));
 }
 
-/* A pool that was empty is a moment more, and no trouble. */
+/* Whether an Event is a warning. An empty pool only costs a moment. */
 static bool is_trouble(const json_t *status, const char *reason)
 {
     const char *state = text_of(status, "state");
@@ -389,7 +390,7 @@ json_t *kube_trainjob_event(const json_t *object, const json_t *status, const ch
 
 /* ---- steering -------------------------------------------------------------------------------- */
 
-/* Seconds from an RFC 3339 time of ours until now; 0 where there is none. */
+/* Seconds since a time in our RFC 3339 form; 0 where there is none. */
 static int64_t seconds_since(const char *text, int64_t wall_ms)
 {
     struct tm when = {0};
@@ -398,7 +399,7 @@ static int64_t seconds_since(const char *text, int64_t wall_ms)
     return wall_ms / 1000 - (int64_t)timegm(&when);
 }
 
-/* Nothing of the spec is new since the status was written. */
+/* Whether the spec has not changed since the status was written. */
 static bool is_seen(const json_t *object)
 {
     const json_t *meta = json_object_get(object, "metadata"),
@@ -429,7 +430,7 @@ kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, 
                *before = text_of(status, "state");
     bool suspend = json_is_true(json_object_get(spec, "suspend")), was = is(before, "suspended");
     bool stood = was || is(before, "cancelled") || is(before, "failed");
-    /* Without a status nobody can have resumed in the spec what stands there as not suspended. */
+    /* Without a status the user cannot have resumed the job in the spec. */
     bool seen = is_seen(object) || !*before;
     if (has_ended(state))
         return ttl && *finished && seconds_since(finished, wall_ms) >= json_integer_value(ttl)

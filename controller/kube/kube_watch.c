@@ -4,9 +4,8 @@
  *            v           410, 401, not an event, ERROR                   |
  *   start -> LIST --ok--> WATCH --ends by itself, cut, 5xx--> WATCH again from `version`
  *
- * Invariants: `objects` is what was told; `version` is that of the last event, bookmark or list
- * that is in `objects`. Both are the thread's own; the counts and `synced` stand behind the
- * lock. */
+ * Invariants: `objects` is what was reported; `version` is that of the last event, bookmark or list
+ * in `objects`. Both are the thread's own; the lock guards the counts and `synced`. */
 #include "kube_watch.h"
 
 #include <pthread.h>
@@ -22,15 +21,15 @@ enum { EVENT_DEPTH_MAX = 64, QUIET_MS = 1000, STACK_BYTES = 1 << 20 };
 
 struct kube_watch {
     kube_watch_config config;
-    char *path, *selector; /* what `config` points to */
+    char *path, *selector; /* of `config` */
     kube_client *client;
     pthread_t thread;
     bool running;
 
     json_t *objects; /* by "namespace/name" */
     char version[64];
-    bool stale;    /* what is known cannot be gone on from: list */
-    bool moved;    /* this watch brought something */
+    bool stale;    /* no watch can continue from `version`: list */
+    bool moved;    /* this watch brought events */
     kube_backoff backoff;
 
     pthread_mutex_t lock;
@@ -59,7 +58,7 @@ static void tell(kube_watch *w, kube_change change, const json_t *object)
     w->config.changed(w->config.context, change, object);
 }
 
-/* What nobody here reads is most of an object. */
+/* Removes fields that nothing here reads, most of an object. */
 static void slim(json_t *object)
 {
     json_t *meta = json_object_get(object, "metadata");
@@ -84,7 +83,7 @@ static int take_in(kube_watch *w, json_t *object, err *e)
         return 0;
     if (!old && json_object_size(w->objects) >= w->config.objects_max)
         return too_many(w, e);
-    /* Deleted and made anew under the same name between two looks: two things. */
+    /* deleted and created anew under the same name between two looks */
     if (old && strcmp(meta_text(old, "uid"), meta_text(object, "uid")) != 0) {
         tell(w, KUBE_DELETED, old);
         old = NULL;
@@ -129,7 +128,7 @@ static int percent_encode(const char *text, char *out, size_t bytes)
     return *text ? -1 : 0;
 }
 
-/* One page into `all`; *more: there is another, at `next`. */
+/* Reads one page into `all`; `next` receives the token of the next page, or "". */
 static int list_page(kube_watch *w, json_t *all, char *next, size_t next_bytes, char *version,
                      size_t version_bytes, err *e)
 {
@@ -162,7 +161,7 @@ static int list_page(kube_watch *w, json_t *all, char *next, size_t next_bytes, 
     return json_array_extend(all, items) ? err_set(e, ERR_NOMEM, "no memory for a list") : 0;
 }
 
-/* What the new list lacks is gone; what it has is taken in. */
+/* Replaces the copy: removes objects that the new list lacks, and takes in the others. */
 static int replace(kube_watch *w, const json_t *all, err *e)
 {
     cleanup_json json_t *keys = json_object(), *gone = json_array();
@@ -221,7 +220,7 @@ static void count_event(kube_watch *w, bool bookmark)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* An event's own words for 410 and the like: the watch is over, and what to do follows from it. */
+/* An ERROR event, as for 410: ends the watch, and a list follows. */
 static int on_error(kube_watch *w, const json_t *object)
 {
     int code = (int)json_integer_value(json_object_get(object, "code"));
@@ -280,7 +279,7 @@ static int watch(kube_watch *w, kube_outcome *o, err *e)
     w->counts.watches++;
     pthread_mutex_unlock(&w->lock);
     w->moved = false;
-    /* The server ends it; the deadline is for a server that is no longer there. */
+    /* The server ends the watch; the deadline is for a server that is gone. */
     int64_t deadline = clock_deadline_ms((int64_t)seconds * 1000 + 10000);
     return kube_stream(w->client, w->config.path, query, deadline, on_line, w, o, e);
 }
@@ -298,14 +297,14 @@ static void note_failure(kube_watch *w, const err *why)
         w->config.failed(w->config.context, why);
 }
 
-/* One request and what it says about the next; how long to wait before that. */
+/* Makes one request, and decides the next; returns how long to wait before that. */
 static int step(kube_watch *w)
 {
     err e = ERR_INIT;
     kube_outcome o = {.retry_after_ms = -1};
     if (w->stale) {
         if (list(w, &e) == 0)
-            return 0; /* the back-off goes on until a watch holds */
+            return 0; /* the back-off goes on until a watch lasts */
         if (e.code != ERR_CANCELLED)
             note_failure(w, &e);
         return kube_backoff_next(&w->backoff);
@@ -317,8 +316,8 @@ static int step(kube_watch *w)
         return 0;
     if (status)
         note_failure(w, &e);
-    /* 410, a token that was not taken: the next token may see other things. What may not be watched
-     * may be listed again first. */
+    /* Lists after 410 and after a refused token, since the next token may see other objects. A
+     * forbidden watch may be allowed after a list. */
     if (status && (e.code == ERR_STALE || e.code == ERR_FORBIDDEN || e.code == ERR_NOT_FOUND ||
                    e.code == ERR_UNAUTHORIZED || e.code == ERR_CORRUPT || e.code == ERR_INVALID ||
                    e.code == ERR_LIMIT))

@@ -1,23 +1,22 @@
 /* kube_watch.h: a copy of one kind of object that equals the cluster's, kept by list and watch.
  *
- * A thread of its own lists (in pages), then watches from the list's resourceVersion, with
- * bookmarks. A watch that ends goes on from the last version seen; 410 Gone, a refused token or a
- * line that is no event makes it list anew, and the difference to the copy is told as if it had
- * been watched, so that nothing is lost and nothing told twice. Between two requests that brought
- * nothing there is a wait that doubles, with chance in it, and Retry-After is obeyed: it never runs
- * hot.
+ * A thread lists (in pages), then watches from the list's resourceVersion, with bookmarks. After a
+ * watch has ended, the next goes on from the last version seen. After 410 Gone, a refused token or
+ * a line that is no event the thread lists anew, and reports the difference to its copy as if it
+ * had watched it, so that nothing is lost and nothing reported twice. Between two requests that
+ * brought nothing the thread waits, doubling with jitter, and obeys Retry-After: it never runs hot.
  *
- * Of more objects than it may keep it keeps what it has and says ERR_LIMIT, until a list shows that
- * there are fewer: what a list that was cut lacks is not gone. */
+ * Where there are more objects than the limit, the watch keeps its copy and reports ERR_LIMIT until
+ * a list shows fewer: an object that a cut list lacks is not gone. */
 #ifndef KUBEML_KUBE_WATCH_H
 #define KUBEML_KUBE_WATCH_H
 
 #include "kube_client.h"
 
 enum {
-    KUBE_WATCH_PAGE = 500,        /* objects a list asks for at a time */
+    KUBE_WATCH_PAGE = 500,        /* objects per request of a list */
     KUBE_WATCH_OBJECTS_MAX = 20000,
-    KUBE_WATCH_S = 240,           /* a watch ends by itself after this to twice this */
+    KUBE_WATCH_S = 240,           /* a watch ends by itself after once to twice this time */
     KUBE_WATCH_LIST_MS = 30000,
 };
 
@@ -29,29 +28,29 @@ typedef struct kube_watch_config {
     const char *selector;      /* labels, percent-encoded; NULL: all */
     int watch_s;               /* 0: KUBE_WATCH_S */
     size_t objects_max;        /* 0: KUBE_WATCH_OBJECTS_MAX */
-    /* Called from the watch's thread, one at a time; `object` is borrowed. For KUBE_DELETED it is
-     * the last state known. */
+    /* Called from the watch's thread, one call at a time; `object` is borrowed. For KUBE_DELETED it
+     * is the last known state. */
     void (*changed)(void *context, kube_change change, const json_t *object);
-    void (*failed)(void *context, const err *why); /* each time, for logs and readiness; NULL */
+    void (*failed)(void *context, const err *why); /* each failure, for logs and readiness; NULL */
     void (*listed)(void *context);                 /* after each list: the copy is whole; NULL */
     void *context;
 } kube_watch_config;
 
 typedef struct kube_watch kube_watch;
 
-/* Counted since the start, to show that it does not run hot. */
+/* Counted since the start, to show that the watch does not run hot. */
 typedef struct kube_watch_counts {
     uint64_t lists, watches, events, bookmarks, failures;
 } kube_watch_counts;
 
 int kube_watch_start(const kube_watch_config *config, kube_watch **out, err *e);
-/* Blocks until the copy is whole for the first time: ERR_TIMEOUT with the last failure's words, or
- * at once what no retry will change (ERR_FORBIDDEN, ERR_NOT_FOUND). */
+/* Blocks until the copy is complete for the first time: ERR_TIMEOUT, or the last failure;
+ * ERR_FORBIDDEN and ERR_NOT_FOUND at once, since no retry changes them. */
 int kube_watch_wait(kube_watch *w, int64_t deadline_ms, err *e);
 void kube_watch_counted(kube_watch *w, kube_watch_counts *out);
 size_t kube_watch_size(kube_watch *w);
-/* A failure that is worth telling also of a copy that was whole: it does not pass by itself, and a
- * list comes after it. */
+/* Whether a failure is worth reporting even with a complete copy: it does not pass by itself, and a
+ * list follows it. */
 bool kube_watch_stands(const err *why);
 void kube_watch_stop(kube_watch *w); /* ends the thread; NULL is fine */
 

@@ -1,5 +1,5 @@
-/* function_reconciler.c: see function_reconciler.h. The watches' threads only keep copies; one
- * thread of ours turns through all objects, every two seconds and when one changed. */
+/* function_reconciler.c: see function_reconciler.h. The watches' threads only keep copies; another
+ * thread goes through all objects, every two seconds and when an object has changed. */
 #include "function_reconciler.h"
 
 #include <pthread.h>
@@ -22,32 +22,32 @@
 
 enum {
     CALL_MS = 10000,
-    RETRY_MS = 5000, /* what failed is tried again; doubled each time */
+    RETRY_MS = 5000, /* until a failed function is tried again; doubled each time */
     RETRY_MS_MAX = 600000,
     PLATFORM_BYTES = 2 * KUBE_NAME_BYTES,
 };
 
-/* A collection of the store, by the function's name: {"platform", "uid", "created", "version"}. The
- * function that was created then was made by a Function object of this platform, in the namespace
- * of that uid (older versions did not write it), and so was that version of it. It goes with its
- * object, also with one that is deleted while no controller leads. What a user had made before, or
- * has made or changed through the API since, has another time or version, and stays; so does what
- * went with its namespace. */
+/* A collection of the store, by the function's name: {"platform", "uid", "created", "version"}. A
+ * Function object of this platform, in the namespace of that uid (older versions did not write it),
+ * made the function that was created then, and that version of it. The function is deleted with its
+ * object, also where the object is deleted while no controller leads. A function that a user made
+ * before, or made or changed through the API since, has another time or version, and stays; so does
+ * a function whose object was deleted with its namespace. */
 #define MADE "functionobjects"
 
-/* One of the two kinds. */
-typedef struct shelf {
-    struct function_reconciler *catalog;
+/* Functions, or Datasets. */
+typedef struct watched {
+    struct function_reconciler *reconciler;
     const char *kind;
     char path[300];
     kube_watch *watch;
-    kube_status *status; /* the catalog's thread's */
+    kube_status *status; /* the reconciler's thread's */
     json_t *objects;     /* by name; with the lock */
-    json_t *others;      /* names of another installation's; with the lock */
+    json_t *others;      /* names of another installation's objects; with the lock */
     json_t *gone;        /* names; with the lock */
     bool whole;          /* with the lock */
-    err_code lacks;      /* why it is not whole or not of now, as last said; the watch's thread's */
-} shelf;
+    err_code lacks;      /* why it is not whole or not current, as last logged; the watch's */
+} watched;
 
 struct function_reconciler {
     controller *controller;
@@ -56,13 +56,13 @@ struct function_reconciler {
     kube_client *client;
     pthread_t thread;
     bool running;
-    shelf functions, datasets;
-    /* our thread's: */
+    watched functions, datasets;
+    /* the reconciler's thread's: */
     char uid[KUBE_UID_BYTES]; /* the namespace's */
     bool knows_uid;
     json_t *tried;   /* uid: {"generation", "when", "wait", "reason", "message"} */
-    json_t *leaving; /* functions to be deleted; true: it was said that this one is not yet */
-    bool compared;   /* with what was made under those who led before */
+    json_t *leaving; /* functions to be deleted; true: a delay was logged */
+    bool compared;   /* with what was made under earlier leaders */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -92,7 +92,7 @@ static json_t *ready_condition(const json_t *object, bool yes, const char *reaso
 }
 
 /* Steals `status`. */
-static void write_status(function_reconciler *k, const shelf *s, const json_t *object,
+static void write_status(function_reconciler *k, const watched *s, const json_t *object,
                          json_t *status)
 {
     err e = ERR_INIT;
@@ -104,8 +104,8 @@ static void write_status(function_reconciler *k, const shelf *s, const json_t *o
     json_decref(status);
 }
 
-/* Whether the object is ours by now. */
-static bool claim(function_reconciler *k, const shelf *s, const json_t *object)
+/* Sets our label on the object; whether the object is ours. */
+static bool claim(function_reconciler *k, const watched *s, const json_t *object)
 {
     char path[700];
     err e = ERR_INIT;
@@ -150,7 +150,7 @@ static json_t *mark_of(const function_reconciler *k, const json_t *record)
                      json_object_get(record, "version"));
 }
 
-/* Whether the function was made by an object, whoever made its newest version. */
+/* Whether an object made the function, whoever made its newest version. */
 static bool was_made(const function_reconciler *k, const json_t *record)
 {
     cleanup_json json_t *mark = NULL;
@@ -158,7 +158,7 @@ static bool was_made(const function_reconciler *k, const json_t *record)
            strcmp(text_of(mark, "created"), text_of(record, "created")) == 0;
 }
 
-/* What a user had made before there was an object is his. */
+/* Notes that an object made this version, unless a user had made the function before. */
 static void note_made(function_reconciler *k, const json_t *record, bool fresh)
 {
     const char *name = text_of(record, "name");
@@ -181,7 +181,7 @@ static void unnote_made(function_reconciler *k, const char *name)
         log_warn("that function %s has no object any more cannot be noted: %s", name, e.message);
 }
 
-/* How this generation failed when it was tried last; NULL: it was not. */
+/* How the last try of this generation failed; NULL: there was none. */
 static const json_t *last_try(const function_reconciler *k, const json_t *object)
 {
     const json_t *last = json_object_get(k->tried, kube_object_text(object, "uid"));
@@ -189,7 +189,7 @@ static const json_t *last_try(const function_reconciler *k, const json_t *object
                                                                                             : NULL;
 }
 
-/* NULL: it is to be tried, maybe again. A mistake in the code is not compiled again and again. */
+/* The failure to report; NULL: try now. A mistake in the code is not compiled again and again. */
 static const json_t *failure_of(const function_reconciler *k, const json_t *object)
 {
     const json_t *last = last_try(k, object);
@@ -198,8 +198,9 @@ static const json_t *failure_of(const function_reconciler *k, const json_t *obje
     return wait == 0 || clock_monotonic_ms() < when + wait ? last : NULL;
 }
 
-/* What a retry may help with, it may be the cause of: code whose compiler needs more memory than
- * the builder has, which compiles everybody's. So each wait is longer than the one before. */
+/* Notes a failure. The function may be the cause of a failure that a retry may help: its compiler
+ * may need more memory than the builder has, which compiles for everybody. So each wait is longer
+ * than the one before. */
 static json_t *function_failed(function_reconciler *k, const json_t *object, const err *e)
 {
     bool again = err_retry_may_help(e->code);
@@ -236,7 +237,7 @@ static void take_function(function_reconciler *k, const json_t *object)
                     generation_of(object) &&
                 json_object_get(status, "version");
     if (!known && e.code != ERR_NOT_FOUND)
-        return; /* the store is away: what is said stays */
+        return; /* the store is away: the status stays */
     if (!(known && seen) && !failed) {
         json_t *made = NULL;
         err_clear(&e);
@@ -260,8 +261,8 @@ static void take_function(function_reconciler *k, const json_t *object)
         write_status(k, &k->functions, object, function_status(object, record));
 }
 
-/* Whether the function is still what its object, which is there no more, has made of it. False with
- * an error: that is not known, or, with ERR_NOT_FOUND, there is no function that an object made. */
+/* Whether the function is still as its deleted object has made it. False with an error: unknown;
+ * with ERR_NOT_FOUND: there is no function that an object made. */
 static bool is_as_made(function_reconciler *k, const char *name, err *e)
 {
     cleanup_json json_t *record = NULL, *mark = NULL;
@@ -269,11 +270,11 @@ static bool is_as_made(function_reconciler *k, const char *name, err *e)
         store_get(k->controller->store, MADE, name, &mark, NULL, e))
         return false;
     cleanup_json json_t *now = mark_of(k, record);
-    json_object_del(mark, "uid"); /* its object was here just now, or compare has looked at it */
+    json_object_del(mark, "uid"); /* its object was just here, or compare() has checked it */
     return json_equal(now, mark);
 }
 
-/* false: it is to be tried again. */
+/* Deletes the function of a deleted object; false: to be tried again. */
 static bool drop_function(function_reconciler *k, const char *name, bool said)
 {
     err e = ERR_INIT;
@@ -294,7 +295,8 @@ static bool drop_function(function_reconciler *k, const char *name, bool said)
     return !again;
 }
 
-/* Where one cannot be dropped yet, no other one can. */
+/* Deletes the functions of deleted objects. Stops at the first that cannot be deleted yet: then no
+ * other can. */
 static void drop_leaving(function_reconciler *k, const json_t *functions)
 {
     const char *name;
@@ -318,8 +320,8 @@ static int take_mark(void *context, const char *key, json_t *value, err *e)
     return json_object_set(context, key, value) ? err_set(e, ERR_NOMEM, "no memory for names") : 0;
 }
 
-/* Whether the object of that mark was one of ours. Where none stands (`alone`), a mark without the
- * namespace's uid is taken for that of a namespace before ours. */
+/* Whether the object of a mark was one of ours. Where there is no Function object (`alone`), a mark
+ * without a uid counts as that of an earlier namespace. */
 static bool is_ours(const function_reconciler *k, const json_t *mark, bool alone)
 {
     const char *uid = text_of(mark, "uid");
@@ -328,7 +330,7 @@ static bool is_ours(const function_reconciler *k, const json_t *mark, bool alone
     return json_object_get(mark, "uid") ? !*uid || !*k->uid || strcmp(uid, k->uid) == 0 : !alone;
 }
 
-/* Those whose object was deleted while nobody led leave too. */
+/* Adds functions whose objects were deleted while no controller led. */
 static int compare(function_reconciler *k, const json_t *functions, const json_t *others, err *e)
 {
     cleanup_json json_t *marks = json_object();
@@ -346,7 +348,7 @@ static int compare(function_reconciler *k, const json_t *functions, const json_t
     return 0;
 }
 
-/* As we begin, when the store is there. */
+/* Once, at the start, when the store is there. */
 static void compare_once(function_reconciler *k, const json_t *functions, const json_t *others)
 {
     err e = ERR_INIT;
@@ -385,8 +387,8 @@ static void take_dataset(function_reconciler *k, const json_t *object)
 
 static void on_change(void *context, kube_change change, const json_t *object)
 {
-    shelf *s = context;
-    function_reconciler *k = s->catalog;
+    watched *s = context;
+    function_reconciler *k = s->reconciler;
     const char *name = kube_object_text(object, "name");
     pthread_mutex_lock(&k->lock);
     bool ours = !kube_claim_is_others(object, k->install);
@@ -407,8 +409,8 @@ static void on_change(void *context, kube_change change, const json_t *object)
 
 static void on_listed(void *context)
 {
-    shelf *s = context;
-    function_reconciler *k = s->catalog;
+    watched *s = context;
+    function_reconciler *k = s->reconciler;
     pthread_mutex_lock(&k->lock);
     s->whole = true;
     pthread_cond_signal(&k->changed);
@@ -418,11 +420,12 @@ static void on_listed(void *context)
     s->lacks = ERR_NONE;
 }
 
-/* The watch goes on trying; later what passes by itself is no news. */
+/* Logs a failure. The watch goes on trying; once the copy is whole, failures that pass by
+ * themselves are not logged. */
 static void on_failure(void *context, const err *why)
 {
-    shelf *s = context;
-    function_reconciler *k = s->catalog;
+    watched *s = context;
+    function_reconciler *k = s->reconciler;
     pthread_mutex_lock(&k->lock);
     bool news = why->code != s->lacks && (!s->whole || kube_watch_stands(why));
     pthread_mutex_unlock(&k->lock);
@@ -492,7 +495,7 @@ static void *run(void *arg)
 
 /* ---- start and end --------------------------------------------------------------------------- */
 
-static int open_shelf(function_reconciler *k, shelf *s, const kube_config *access, const char *kind,
+static int open_watched(function_reconciler *k, watched *s, const kube_config *access, const char *kind,
                       const char *plural, err *e)
 {
     kube_watch_config config = {.access = access,
@@ -501,7 +504,7 @@ static int open_shelf(function_reconciler *k, shelf *s, const kube_config *acces
                                 .failed = on_failure,
                                 .listed = on_listed,
                                 .context = s};
-    s->catalog = k;
+    s->reconciler = k;
     s->kind = kind;
     s->objects = json_object();
     s->others = json_object();
@@ -514,7 +517,7 @@ static int open_shelf(function_reconciler *k, shelf *s, const kube_config *acces
     return kube_watch_start(&config, &s->watch, e) ? err_wrap(e, "%s", plural) : 0;
 }
 
-static void close_shelf(shelf *s)
+static void close_watched(watched *s)
 {
     kube_watch_stop(s->watch);
     kube_status_close(s->status);
@@ -528,8 +531,8 @@ static int start(function_reconciler *k, const kube_config *access, err *e)
     if (!k->tried || !k->leaving)
         return err_set(e, ERR_NOMEM, "no memory for functions and data sets");
     if (kube_client_open(access, &k->client, e) ||
-        open_shelf(k, &k->functions, access, "Function", "functions", e) ||
-        open_shelf(k, &k->datasets, access, "Dataset", "datasets", e))
+        open_watched(k, &k->functions, access, "Function", "functions", e) ||
+        open_watched(k, &k->datasets, access, "Dataset", "datasets", e))
         return -1;
     if (pthread_create(&k->thread, NULL, run, k))
         return err_set(e, ERR_NOMEM, "no thread for functions and data sets");
@@ -571,8 +574,8 @@ void function_reconciler_stop(function_reconciler *k)
         kube_client_cancel(k->client);
     if (k->running)
         pthread_join(k->thread, NULL);
-    close_shelf(&k->functions);
-    close_shelf(&k->datasets);
+    close_watched(&k->functions);
+    close_watched(&k->datasets);
     kube_client_close(k->client);
     json_decref(k->tried);
     json_decref(k->leaving);

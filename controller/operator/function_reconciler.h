@@ -1,12 +1,11 @@
-/* function_reconciler.h: Functions and Datasets (charts/kubeml/crds) and what the platform has of
- * them.
+/* function_reconciler.h: makes the platform agree with Functions and Datasets (charts/kubeml/crds).
  *
- * A Function that somebody makes or changes is registered under its name, compiled as an upload is;
- * deleting it deletes what it has made, unless a job uses that, later where the store is away or
- * nobody leads. A Dataset describes one that is uploaded through the API: its status says whether
- * there is one and how large it is, and deleting it deletes nothing. What is made through the API
- * alone has no object. Those of another installation in the namespace are left alone
- * (kube_claim.h). */
+ * A Function that a user creates or changes is registered under its name, and compiled as an upload
+ * is. Deleting it deletes the function that it made, unless a job uses that; where the store is
+ * away or no controller leads, that happens later. A Dataset describes a dataset that is uploaded
+ * through the API: its status shows whether there is one and how large it is, and deleting it
+ * deletes nothing. What is made through the API alone has no object. Objects of another
+ * installation in the namespace are left alone (kube_claim.h). */
 #ifndef KUBEML_FUNCTION_RECONCILER_H
 #define KUBEML_FUNCTION_RECONCILER_H
 
@@ -18,7 +17,7 @@ enum { FUNCTION_RECONCILER_TURN_MS = 2000 };
 typedef struct function_reconciler function_reconciler;
 
 /* `access` outlives it. Waits for nothing: while the API server is away, or the CRDs are not
- * installed or may not be read, it goes on trying. */
+ * installed or cannot be read, it goes on trying. */
 int function_reconciler_start(const kube_config *access, const char *install, controller *c,
                               function_reconciler **out, err *e);
 void function_reconciler_stop(function_reconciler *k); /* NULL is fine */

@@ -1,7 +1,7 @@
-/* kube_jobs.c: see kube_jobs.h. The watch's thread only keeps the copy; one thread of ours turns,
- * every second and when a TrainJob changed otherwise than in its status, through all TrainJobs and
- * active jobs. Those that have ended rest: they only get more, and each look at one is a read of
- * the store on the owner's thread. */
+/* kube_jobs.c: see kube_jobs.h. The watch's thread only keeps the copy. Another thread goes through
+ * all TrainJobs and active jobs, every second and when a TrainJob has changed in more than its
+ * status. Ended TrainJobs rest: their number only grows, and each look at one is a read of the
+ * store in the job manager's thread. */
 #include "kube_jobs.h"
 
 #include <pthread.h>
@@ -17,8 +17,8 @@
 
 enum {
     CALL_MS = 10000,
-    /* A pod may be given to a job without an owner so long after the job's TrainJob was made: it
-     * was asked for one before (cluster_kubernetes.c). */
+    /* So long after a job's TrainJob was made, the job may still get a pod without an owner, which
+     * was asked for before (cluster_kubernetes.c). */
     ADOPT_MS = 10000,
 };
 
@@ -27,16 +27,16 @@ struct kube_jobs {
     kube_jobs_host host;
     kube_watch *watch;
     kube_client *client;
-    kube_status *status; /* our thread's */
+    kube_status *status; /* the turning thread's */
     pthread_t thread;
     bool running;
     char path[300];
-    json_t *home;  /* the mark of our links; NULL: the namespace was not asked for its uid yet */
-    json_t *tried; /* uid: when, in monotonic ms; our thread's, as all until the lock */
+    json_t *home;  /* the mark of our links; NULL: the namespace's uid is not known yet */
+    json_t *tried; /* uid: when, in monotonic ms; the turning thread's, as all until the lock */
     json_t *owed;  /* id: the task of a job that ended before it could be shown */
-    /* ids of jobs whose TrainJob was deleted, until they are not active any more */
+    /* ids of jobs whose TrainJob was deleted, until they are inactive */
     json_t *leaving;
-    json_t *adopting; /* id: until when its pods are looked at, in monotonic ms */
+    json_t *adopting; /* id: until when to look at its pods, in monotonic ms */
     int64_t adopt_ms; /* when next */
     json_t *resting;  /* uid: {"version": of the object, "until": in monotonic ms} */
     rng random;
@@ -44,18 +44,18 @@ struct kube_jobs {
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    json_t *objects; /* by name; each is replaced and never changed: turns share them */
+    json_t *objects; /* by name; replaced as a whole and never changed, since turns share them */
     json_t *gone;    /* ids of jobs whose TrainJob was deleted */
     bool stopping, dirty, whole;
 
-    err_code lacks; /* why the copy is not whole, or not of now, as last said; the watch's */
+    err_code lacks; /* why the copy is not whole or not current, as last logged; the watch's */
 };
 
-/* ---- what the watch tells -------------------------------------------------------------------- */
+/* ---- what the watch reports ------------------------------------------------------------------ */
 
-/* What a turn acts on has changed; the spec's changes are counted by the generation. A status is
- * our own writing, which must not begin the next turn, or what another has made of it, which that
- * puts right when it comes. */
+/* Whether something has changed on which a turn acts; the generation counts changes of the spec. A
+ * status is our own write, which must not start the next turn. A status that somebody else has
+ * changed is repaired in the next turn. */
 static bool is_news(const json_t *kept, const json_t *object)
 {
     static const char *const acted_on[] = {"uid", "generation", "labels", "deletionTimestamp"};
@@ -104,8 +104,8 @@ static void on_listed(void *context)
         j->host.looks(j->host.context, NULL);
 }
 
-/* Before the first list nothing can be done; later what passes by itself is no news. The watch goes
- * on trying. */
+/* Logs a failure. Before the first list nothing can be done; later failures that pass by themselves
+ * are not logged. The watch goes on trying. */
 static void on_failure(void *context, const err *why)
 {
     kube_jobs *j = context;
@@ -128,8 +128,8 @@ static void object_path(const kube_jobs *j, const json_t *object, const char *wh
     snprintf(out, bytes, "%s/%s%s", j->path, kube_object_text(object, "name"), what);
 }
 
-/* For people: `kubectl describe`, `kubectl get events`. Where it cannot be made, the status has
- * said it all the same. */
+/* Creates an Event, for people: `kubectl describe`, `kubectl get events`. Where that fails, the
+ * status still has the same. */
 static void tell_event(kube_jobs *j, const json_t *object, const json_t *status)
 {
     char now[32], path[300];
@@ -142,7 +142,7 @@ static void tell_event(kube_jobs *j, const json_t *object, const json_t *status)
         log_warn("an event of TrainJob %s: %s", kube_object_text(object, "name"), e.message);
 }
 
-/* Steals `status`. Whether it stood there already. */
+/* Steals `status`. Returns whether the object had it already. */
 static bool write_status(kube_jobs *j, const json_t *object, json_t *status)
 {
     err e = ERR_INIT;
@@ -166,8 +166,8 @@ static bool too_early(kube_jobs *j, const char *uid)
     return false;
 }
 
-/* Notes on the object that it is ours and which job it is, before there is the job: its pods get
- * what bears that note as their owner. */
+/* Labels the object as ours and with its job's id, before the job exists: the job's pods get the
+ * TrainJob with this label as their owner. */
 static int note_job(kube_jobs *j, const json_t *object, const char *id)
 {
     char path[700];
@@ -176,7 +176,7 @@ static int note_job(kube_jobs *j, const json_t *object, const char *id)
     if (kube_claim_note(j->client, path, object, j->host.install, id, clock_deadline_ms(CALL_MS),
                         &e) == 0)
         return 0;
-    /* Another was quicker, or it has changed: the watch tells. */
+    /* another platform was quicker, or the object has changed: the watch reports it */
     if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
         log_warn("TrainJob %s is to be job %s, which cannot be noted: %s",
                  kube_object_text(object, "name"), id, e.message);
@@ -198,10 +198,11 @@ static void submit(kube_jobs *j, const json_t *object, const char *now)
     if (too_early(j, uid) || note_job(j, object, id))
         return;
     cleanup_json json_t *request = kube_trainjob_request(spec);
-    /* Before there is the job: deleted while nobody looks, the TrainJob would be made again. */
+    /* Linked before the job exists. Otherwise show() would make a TrainJob again that was deleted
+     * unseen. */
     j->host.link(j->host.context, id, j->home);
     if (j->host.submit(j->host.context, request, id, &e) && e.code != ERR_EXISTS) {
-        if (e.code == ERR_CANCELLED) /* we end; who comes next submits it */
+        if (e.code == ERR_CANCELLED) /* this controller ends; the next one submits it */
             return;
         write_status(j, object, kube_trainjob_status(object, NULL, &e, &j->host.gpu, now));
         return;
@@ -209,7 +210,7 @@ static void submit(kube_jobs *j, const json_t *object, const char *now)
     json_object_del(j->tried, uid);
 }
 
-/* False: not now, and it is worth another try. */
+/* Calls the controller for a job; false: try again later. */
 static bool call(int (*what)(void *, const char *, err *), kube_jobs *j, const char *id,
                  const char *verb)
 {
@@ -219,8 +220,9 @@ static bool call(int (*what)(void *, const char *, err *), kube_jobs *j, const c
     return !err_retry_may_help(e.code);
 }
 
-/* spec.suspend as the job is by the API. The object as it is then, a new reference: its generation
- * is what the status has seen, so that nobody takes our own edit for the user's. NULL: not done. */
+/* Sets spec.suspend as the API has set the job. Returns the object after that, a new reference: the
+ * status then has seen its generation, so that our edit does not count as the user's. NULL:
+ * failed. */
 static json_t *note_suspend(kube_jobs *j, const json_t *object, bool suspend)
 {
     char path[700];
@@ -239,13 +241,13 @@ static void remove_object(kube_jobs *j, const json_t *object)
 {
     char path[700];
     object_path(j, object, "", path, sizeof path);
-    /* Another of its name is the watch's to tell. */
+    /* the watch reports another object of that name */
     kube_delete(j->client, path, kube_object_text(object, "uid"), -1, clock_deadline_ms(CALL_MS),
                 NULL);
 }
 
-/* The object whose status is to be written, a new reference; NULL: it is no more, or the spec comes
- * first. */
+/* Makes spec and job agree. Returns the object whose status to write, a new reference; NULL: it is
+ * deleted, or the spec has to be written first. */
 static json_t *steer(kube_jobs *j, json_t *object, const json_t *task)
 {
     const char *id = text_of(task, "id");
@@ -260,8 +262,8 @@ static json_t *steer(kube_jobs *j, json_t *object, const json_t *task)
     return json_incref(object);
 }
 
-/* The object says all of its job. Spread out, so that those who began together do not come
- * together. */
+/* Lets an object rest whose status has all of its job. The times are spread, so that objects which
+ * began together are not looked at together. */
 static void rest(kube_jobs *j, const json_t *object)
 {
     int64_t half = j->host.rest_ms / 2,
@@ -274,7 +276,7 @@ static void rest(kube_jobs *j, const json_t *object)
                                       clock_deadline_ms(ms < most ? ms : most)));
 }
 
-/* `active`: by their ids, one that is resumed rests no more. */
+/* Whether an object rests. `active`, by ids: a resumed job's object rests no more. */
 static bool rests(const kube_jobs *j, const json_t *object, const json_t *active)
 {
     const json_t *at = json_object_get(j->resting, kube_object_text(object, "uid"));
@@ -283,15 +285,16 @@ static bool rests(const kube_jobs *j, const json_t *object, const json_t *active
            !json_object_get(active, kube_trainjob_job(object));
 }
 
-/* The job's task; those that are active, the list of this turn has. */
+/* The job's task, from this turn's list of active jobs or from the controller. */
 static int task_of(kube_jobs *j, const json_t *active, const char *id, json_t **out, err *e)
 {
     *out = json_incref(json_object_get(active, id));
     return *out ? 0 : j->host.task(j->host.context, id, out, e);
 }
 
-/* Its job is not there. Where it was once, it was deleted through the API, with its history: what
- * stands for it goes too. Otherwise this is another database than the job's. */
+/* The object's job is not in the database. A job that was linked there has been deleted through the
+ * API, with its history: deletes the object too. Otherwise this is another database than the
+ * job's. */
 static void lacks_job(kube_jobs *j, const json_t *object, const char *now)
 {
     const char *id = kube_trainjob_job(object);
@@ -315,7 +318,7 @@ static void follow(kube_jobs *j, json_t *object, const json_t *active, const cha
     if (task_of(j, active, kube_trainjob_job(object), &task, &e)) {
         if (e.code == ERR_NOT_FOUND && *text_of(json_object_get(object, "status"), "job"))
             lacks_job(j, object, now);
-        else if (e.code == ERR_NOT_FOUND) /* there was none yet */
+        else if (e.code == ERR_NOT_FOUND) /* there was no job yet */
             submit(j, object, now);
         return;
     }
@@ -330,8 +333,9 @@ static void adopt_soon(kube_jobs *j, const char *id)
     json_object_set_new(j->adopting, id, json_integer(clock_deadline_ms(ADOPT_MS)));
 }
 
-/* The job may have been deleted since it was listed. From its first status on, follow() knows by it
- * that there was a job; without one it would take the object for a user's, and train it anew. */
+/* Writes the first status of a TrainJob that shows a job of the API. From then on follow() knows by
+ * the status that there was a job; without it follow() would take the object for a user's and train
+ * it anew. The job may have been deleted since it was listed: then deletes the object. */
 static void tell_first(kube_jobs *j, json_t *object, const char *id)
 {
     cleanup_json json_t *task = NULL;
@@ -347,7 +351,7 @@ static void tell_first(kube_jobs *j, json_t *object, const char *id)
     }
 }
 
-/* A job of the API that no TrainJob stands for. False: not now, and it is worth another try. */
+/* Makes a TrainJob for a job of the API that has none. False: try again later. */
 static bool show(kube_jobs *j, const json_t *task)
 {
     const char *id = text_of(task, "id");
@@ -373,8 +377,8 @@ static bool show(kube_jobs *j, const json_t *task)
     return object != NULL;
 }
 
-/* Which object stands for a job, by the job's id. NULL: no memory; what lacks in it would be taken
- * for deleted. */
+/* The objects by the ids of their jobs. NULL: no memory; a job that this list lacks would count as
+ * deleted. */
 static json_t *by_job(const json_t *objects)
 {
     cleanup_json json_t *out = json_object();
@@ -383,7 +387,7 @@ static json_t *by_job(const json_t *objects)
     char id[KUBE_TRAINJOB_ID_BYTES];
     json_object_foreach ((json_t *)(uintptr_t)objects, name, one) {
         const char *noted = kube_trainjob_job(one);
-        kube_trainjob_id(one, id); /* submitted, not yet labelled */
+        kube_trainjob_id(one, id); /* submitted, and not labelled yet */
         if (json_object_set(out, id, one) || (*noted && json_object_set(out, noted, one)))
             return NULL;
     }
@@ -397,7 +401,7 @@ static bool is_deleted(kube_jobs *j, const char *id)
     return j->host.task(j->host.context, id, &task, &e) && e.code == ERR_NOT_FOUND;
 }
 
-/* Who we are, in links. False: not now. */
+/* Makes the mark of our links. False: not now. */
 static bool know_home(kube_jobs *j)
 {
     char uid[KUBE_UID_BYTES];
@@ -423,8 +427,8 @@ static bool any_job(const json_t *objects)
     return false;
 }
 
-/* Whether the TrainJob of that link was one of ours. Older versions did not write whose it was:
- * where none stands for a job (`alone`), the namespace is taken for a new one. */
+/* Whether the TrainJob of a link was one of ours. Older versions did not write whose it was: where
+ * no TrainJob stands for a job (`alone`), the namespace counts as a new one. */
 static bool is_ours(const kube_jobs *j, const json_t *mark, bool alone)
 {
     const char *uid = text_of(mark, "uid"), *own = text_of(j->home, "uid");
@@ -435,8 +439,8 @@ static bool is_ours(const kube_jobs *j, const json_t *mark, bool alone)
            (!*uid || !*own || strcmp(uid, own) == 0);
 }
 
-/* What may go on is linked as ours: its link is an older version's or another namespace's, or could
- * not be written. */
+/* Writes our link for active and suspended jobs whose link is an older version's, another
+ * namespace's, or could not be written. */
 static void renew_links(kube_jobs *j, const json_t *links, const json_t *objects,
                         const json_t *active)
 {
@@ -458,7 +462,7 @@ static void leaves(kube_jobs *j, const char *id)
     json_object_set_new(j->leaving, id, json_true());
 }
 
-/* Jobs that had a TrainJob when we began: it was deleted while nobody looked. */
+/* Cancels jobs whose TrainJob was deleted before this controller began to lead. */
 static int compare_links(kube_jobs *j, const json_t *objects, const json_t *standing,
                          const json_t *active)
 {
@@ -491,16 +495,16 @@ static void show_others(kube_jobs *j, const json_t *standing, const json_t *curr
             continue;
         if (!json_object_get(standing, job))
             json_object_set(j->owed, job, one);
-        else if (!j->turned) /* who led before may have got no further */
+        else if (!j->turned) /* the leader before may have got no further */
             adopt_soon(j, job);
     }
-    /* One that has ended is not in the next list. */
+    /* an ended job is not in the next list */
     json_object_foreach_safe(j->owed, next, id, one)
         if (json_object_get(standing, id) || is_deleted(j, id) || show(j, one))
             json_object_del(j->owed, id);
 }
 
-/* NULL: none, or no memory. */
+/* Tasks by id. NULL: no memory. */
 static json_t *by_id(const json_t *current)
 {
     json_t *out = json_object(), *one;
@@ -510,8 +514,8 @@ static json_t *by_id(const json_t *current)
     return out;
 }
 
-/* Their TrainJobs were deleted. Until its pods have ended, a job is active, and gets none anew; and
- * it is noted as one that had some, for a controller that comes after us. */
+/* Cancels jobs whose TrainJobs were deleted. A job is active until its pods have ended, and gets no
+ * new TrainJob meanwhile; it stays linked, for the next controller. */
 static void let_go(kube_jobs *j, const json_t *active)
 {
     const char *id;
@@ -535,14 +539,14 @@ static bool has_owner(const json_t *owned, const char *uid)
     return strcmp(text_of(json_array_get(owners, 0), "uid"), uid) == 0;
 }
 
-static int give_owner(kube_jobs *j, const json_t *owned, const json_t *job_manager, err *e)
+static int give_owner(kube_jobs *j, const json_t *owned, const json_t *owner, err *e)
 {
     char path[700];
     err why = ERR_INIT;
     cleanup_json json_t *patch = json_pack(
         "{s:{s:o}}", "metadata", "ownerReferences",
-        kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(job_manager, "name"),
-                             kube_object_text(job_manager, "uid")));
+        kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(owner, "name"),
+                             kube_object_text(owner, "uid")));
     snprintf(path, sizeof path, "/api/v1/namespaces/%s/pods/%s", j->access->namespace_name,
              kube_object_text(owned, "name"));
     if (!patch)
@@ -553,7 +557,8 @@ static int give_owner(kube_jobs *j, const json_t *owned, const json_t *job_manag
     return err_set(e, why.code, "%s", why.message);
 }
 
-/* What stands beside kubeml-ps belongs to its pod (companion_objects.h) and needs nothing. */
+/* Makes the TrainJob the owner of the job's pods. Companion objects belong to the pod of kubeml-ps
+ * (companion_objects.h) and need nothing. */
 static int adopt_pods(kube_jobs *j, const char *id, const json_t *object, err *e)
 {
     char path[300], query[300];
@@ -573,8 +578,9 @@ static int adopt_pods(kube_jobs *j, const char *id, const json_t *object, err *e
     return 0;
 }
 
-/* A job of the API may get its pods before its TrainJob: they become that one's, as those that come
- * later are from the start, so that they go with it also where nobody looks. */
+/* A job of the API may get pods before its TrainJob exists. Makes the TrainJob their owner, as it
+ * is of later pods from the start, so that Kubernetes deletes them with it even without a
+ * controller. */
 static void adopt(kube_jobs *j, const json_t *standing)
 {
     int64_t now = clock_monotonic_ms();
@@ -594,7 +600,7 @@ static void adopt(kube_jobs *j, const json_t *standing)
     }
 }
 
-/* What is known, by their uids, of those that are gone. */
+/* Drops entries (by uid) of objects that are gone. */
 static void forget_gone(json_t *known, const json_t *objects)
 {
     json_t *one;

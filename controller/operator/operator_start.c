@@ -19,10 +19,10 @@ struct operator
 {
     kube_config access;
     kube_jobs *jobs;
-    function_reconciler *catalog;
+    function_reconciler *reconciler;
 };
 
-static job_manager *owner_of(void *context)
+static job_manager *job_manager_of(void *context)
 {
     return ((controller *)context)->job_manager;
 }
@@ -30,27 +30,27 @@ static job_manager *owner_of(void *context)
 static int submit(void *context, const json_t *body, const char *id, err *e)
 {
     request r;
-    return request_parse(body, &r, e) ? -1 : job_manager_submit_as(owner_of(context), &r, id, e);
+    return request_parse(body, &r, e) ? -1 : job_manager_submit_as(job_manager_of(context), &r, id, e);
 }
 
 static int cancel(void *context, const char *id, err *e)
 {
-    return job_manager_cancel(owner_of(context), id, e);
+    return job_manager_cancel(job_manager_of(context), id, e);
 }
 
 static int suspend(void *context, const char *id, err *e)
 {
-    return job_manager_suspend(owner_of(context), id, e);
+    return job_manager_suspend(job_manager_of(context), id, e);
 }
 
 static int resume(void *context, const char *id, err *e)
 {
-    return job_manager_resume(owner_of(context), id, e);
+    return job_manager_resume(job_manager_of(context), id, e);
 }
 
 static int task(void *context, const char *id, json_t **out, err *e)
 {
-    return job_query_task(owner_of(context), id, out, e);
+    return job_query_task(job_manager_of(context), id, out, e);
 }
 
 static bool is_listed(const json_t *list, const char *id)
@@ -67,8 +67,8 @@ static bool is_listed(const json_t *list, const char *id)
 
 static int current(void *context, json_t **out, err *e)
 {
-    job_manager *o = owner_of(context);
-    /* Before the list, or one that ends between the two is in neither. */
+    job_manager *o = job_manager_of(context);
+    /* asked before the list, since a job that ends between the two would be in neither */
     cleanup_json json_t *news = job_query_news(o);
     json_t *one;
     size_t i;
@@ -83,8 +83,8 @@ static int current(void *context, json_t **out, err *e)
     return 0;
 }
 
-/* Which jobs have a TrainJob is remembered: one that is deleted while no controller runs is
- * deleted. */
+/* Remembers which jobs have a TrainJob: a TrainJob that is deleted while no controller runs is
+ * noticed then. */
 static void link_job(void *context, const char *id, json_t *mark)
 {
     store *st = ((controller *)context)->store;
@@ -160,7 +160,7 @@ static int start(operator* m, controller *c, bool (*may_write)(const void *c), e
     host.gpu.count = kube_templates_gpu(&t, host.gpu.resource, sizeof host.gpu.resource);
     kube_templates_free(&t);
     return kube_jobs_start(&m->access, &host, &m->jobs, e) ||
-                   function_reconciler_start(&m->access, host.install, c, &m->catalog, e)
+                   function_reconciler_start(&m->access, host.install, c, &m->reconciler, e)
                ? -1
                : 0;
 }
@@ -182,7 +182,7 @@ void operator_stop(operator* m)
 {
     if (!m)
         return;
-    function_reconciler_stop(m->catalog);
+    function_reconciler_stop(m->reconciler);
     kube_jobs_stop(m->jobs);
     kube_config_free(&m->access);
     free(m);

@@ -131,6 +131,21 @@ typedef struct kml_batch_norm_options {
     kml_batch_norm2d_with((g), (x), (kml_batch_norm_options){__VA_ARGS__})
 KML_API kml_tensor kml_batch_norm2d_with(kml_graph *g, kml_tensor x, kml_batch_norm_options o);
 
+typedef struct kml_group_norm_options {
+    const char *name; /* "gn1", "gn2", ... */
+    double eps;       /* 1e-5; in (0, 1] */
+} kml_group_norm_options;
+
+/* (C,H,W) or (F) -> the same: as batch norm, but with mean and variance over one sample's channels
+ * of a group (Wu and He 2018): C must be a multiple of `groups`. A sample's result does not depend
+ * on the others, so that training and inference are alike, and the model keeps no statistics. Of an
+ * image, as many groups as channels are torch.nn.InstanceNorm2d(C, affine=True); of (F), 1 group is
+ * torch.nn.LayerNorm(F). Parameters: weight (C), bias (C). Not on a GPU. */
+#define kml_group_norm(g, x, groups, ...)                                                          \
+    kml_group_norm_with((g), (x), (groups), (kml_group_norm_options){__VA_ARGS__})
+KML_API kml_tensor kml_group_norm_with(kml_graph *g, kml_tensor x, int groups,
+                                       kml_group_norm_options o);
+
 /* ---- activations: any shape, element by element -------------------------------------------- */
 
 KML_API kml_tensor kml_relu(kml_graph *g, kml_tensor x);  /* max(x, 0) */
@@ -163,6 +178,9 @@ KML_API kml_tensor kml_avg_pool2d_with(kml_graph *g, kml_tensor x, kml_pool_opti
 /* (C,H,W) -> (C,height,width), and -> (C,1,1): the mean of each part. */
 KML_API kml_tensor kml_adaptive_avg_pool2d(kml_graph *g, kml_tensor x, int height, int width);
 KML_API kml_tensor kml_global_avg_pool2d(kml_graph *g, kml_tensor x);
+/* Likewise: the largest of each part. Not on a GPU. */
+KML_API kml_tensor kml_adaptive_max_pool2d(kml_graph *g, kml_tensor x, int height, int width);
+KML_API kml_tensor kml_global_max_pool2d(kml_graph *g, kml_tensor x);
 
 /* ---- joining and shaping ------------------------------------------------------------------- */
 

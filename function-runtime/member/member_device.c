@@ -4,7 +4,7 @@
  * is and tells its seal. Function 0 leads: it averages what the others lent, publishes that as its
  * own contribution, and lends it, so that the next reference need not come from the model store.
  * Whatever cannot be done here is told, or done through the model store: kubeml-ps
- * (ps/job/job_device.h) has the round trained again where that is needed. */
+ * (ps/job/averaging.h) has the round trained again where that is needed. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -171,10 +171,9 @@ static int read_models(const json_t *models, bool lent, average_order *o, err *e
 {
     uint64_t samples[ENGINE_AVERAGE_MAX];
     double weight[ENGINE_AVERAGE_MAX];
-    const merge_rule *mean;
     const json_t *one;
     size_t i;
-    if (json_array_size(models) > ENGINE_AVERAGE_MAX || merge_rule_find("mean", &mean, e) != 0)
+    if (json_array_size(models) > ENGINE_AVERAGE_MAX)
         return err_set(e, ERR_UNSUPPORTED, "%zu models to average", json_array_size(models));
     json_array_foreach(models, i, one)
     {
@@ -196,7 +195,7 @@ static int read_models(const json_t *models, bool lent, average_order *o, err *e
     }
     if (o->n == 0)
         return err_set(e, ERR_INVALID, "nobody has trained");
-    mean->weights(samples, o->n, weight);
+    merge_rule_default()->weights(samples, o->n, weight);
     for (int k = 0; k < o->n; k++)
         o->of[k].weight = weight[k];
     return 0;

@@ -1,5 +1,5 @@
 /* member_ranks.c: functions of one job that are processes of their own, each on a GPU of its own:
- * ranks of one of NCCL's communicators (`merge: nccl`). ps/job/job_ranks.h says who asks for what.
+ * ranks of one of NCCL's communicators (`merge: nccl`). ps/job/averaging.h says who asks for what.
  *
  * A function leaves what it trained where it is, as in member_device.c; asked for the mean, all of
  * them sum, each into memory of its own, and rank 0 publishes it. A model is what it was sealed as

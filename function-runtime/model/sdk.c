@@ -83,6 +83,12 @@ kml_tensor kml_batch_norm2d_with(kml_graph *g, kml_tensor x, kml_batch_norm_opti
         g->g, x.id, (batch_norm_options){.name = o.name, .eps = o.eps, .momentum = o.momentum}));
 }
 
+kml_tensor kml_group_norm_with(kml_graph *g, kml_tensor x, int groups, kml_group_norm_options o)
+{
+    return tensor(
+        graph_group_norm(g->g, x.id, groups, (group_norm_options){.name = o.name, .eps = o.eps}));
+}
+
 #define ACTIVATION(name, kind)                                                                     \
     kml_tensor kml_##name(kml_graph *g, kml_tensor x)                                              \
     {                                                                                              \
@@ -136,6 +142,16 @@ kml_tensor kml_adaptive_avg_pool2d(kml_graph *g, kml_tensor x, int height, int w
 kml_tensor kml_global_avg_pool2d(kml_graph *g, kml_tensor x)
 {
     return kml_adaptive_avg_pool2d(g, x, 1, 1);
+}
+
+kml_tensor kml_adaptive_max_pool2d(kml_graph *g, kml_tensor x, int height, int width)
+{
+    return tensor(graph_adaptive_max_pool2d(g->g, x.id, height, width));
+}
+
+kml_tensor kml_global_max_pool2d(kml_graph *g, kml_tensor x)
+{
+    return kml_adaptive_max_pool2d(g, x, 1, 1);
 }
 
 kml_tensor kml_add(kml_graph *g, kml_tensor a, kml_tensor b)

@@ -126,12 +126,9 @@ static int average_on_host(group *g, const group_part *parts, int n, block to, e
 {
     merge_input in[GROUP_FUNCTIONS_MAX];
     const void *chunks[GROUP_FUNCTIONS_MAX][2];
-    const merge_rule *mean;
     merge_result result;
     int count = 0;
     const layout *l = state_layout(trainer_state(g->functions[0].trainer));
-    if (merge_rule_find("mean", &mean, e) != 0)
-        return -1;
     for (int i = 0; i < n; i++) {
         function *f = &g->functions[parts[i].function];
         merge_input *one = &in[count];
@@ -143,7 +140,7 @@ static int average_on_host(group *g, const group_part *parts, int n, block to, e
             return -1;
         merge_input_contiguous(one, &f->block, chunks[count++]);
     }
-    return merge_run(mean, l->shape, in, count, to, merge_threads(l->shape, count), &result, e);
+    return merge_run(merge_rule_default(), l->shape, in, count, to, merge_threads(l->shape, count), &result, e);
 }
 
 /* The weights of those that trained, as common/modelstore/merge.h computes them. */
@@ -153,9 +150,6 @@ static int average_on_device(group *g, const group_part *parts, int n, err *e)
     uint64_t samples[GROUP_FUNCTIONS_MAX];
     double some[GROUP_FUNCTIONS_MAX], weight[GROUP_FUNCTIONS_MAX] = {0};
     int trained[GROUP_FUNCTIONS_MAX], count = 0;
-    const merge_rule *mean;
-    if (merge_rule_find("mean", &mean, e) != 0)
-        return -1;
     for (int i = 0; i < g->config.functions; i++)
         models[i] = trainer_engine(g->functions[i].trainer);
     for (int i = 0; i < n; i++) {
@@ -166,7 +160,7 @@ static int average_on_device(group *g, const group_part *parts, int n, err *e)
     }
     if (count == 0)
         return err_set(e, ERR_INVALID, "nobody has trained");
-    mean->weights(samples, count, some);
+    merge_rule_default()->weights(samples, count, some);
     for (int i = 0; i < count; i++)
         weight[trained[i]] = some[i];
     g->alike =

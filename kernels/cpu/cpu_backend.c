@@ -1,10 +1,11 @@
 /* cpu_backend.c: the fast backend for the host's CPU behind backend.h: runs what cpu_build.c makes
  * of a graph. Which instructions: cpu_isa.c; the layers: cpu_input.c, cpu_conv.c, cpu_winograd.c,
  * cpu_winograd_recomputed.c, cpu_matmul.c, cpu_linear.c, cpu_norm.c, cpu_channel.c, cpu_concat.c,
- * cpu_rows.c, cpu_generic.c; norms in convolutions: cpu_fold.c, cpu_entry.c; what is done with
- * weights once a batch: cpu_weights.c; forward where nothing is trained: cpu_evaluate.c; inner
- * loops: kernels_impl.h. In bf16: cpu_linear16.c, cpu_matmul16.c and the words of cpu_winograd.c;
- * inner loops: kernels_avx512_bf16.c.
+ * cpu_rows.c, cpu_generic.c, and of ops that this backend lacks cpu_reference.c (cpu_ops.c says
+ * which it has); norms in convolutions: cpu_fold.c, cpu_entry.c; what is done with weights once a
+ * batch: cpu_weights.c; forward where nothing is trained: cpu_evaluate.c; inner loops:
+ * kernels_impl.h. In bf16: cpu_linear16.c, cpu_matmul16.c and the words of cpu_winograd.c; inner
+ * loops: kernels_avx512_bf16.c.
  *
  * Same graph, batch, CPU class (the table's name) and thread count give the same bits: work is
  * split by sample or by output, and every sum across threads runs in thread order.

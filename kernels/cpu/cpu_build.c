@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cpu_ops.h"
 #include "cpu_winograd.h"
 
 /* ---- fusing: nodes into layers --------------------------------------------------------------- */
@@ -49,7 +50,7 @@ static bool takes_pool(const program *p, int i, fused_pool pool)
 static int summand(const graph *g, int i, int next)
 {
     const graph_node *a = next < 0 ? NULL : &g->nodes[next];
-    if (g->nodes[i].op != OP_BATCH_NORM || !a || a->op != OP_ADD || a->shape.rank != 3)
+    if (!cpu_has(&g->nodes[i], OP_BATCH_NORM) || !a || a->op != OP_ADD || a->shape.rank != 3)
         return -1;
     int other = a->in[0] == i ? a->in[1] : a->in[0];
     bool whole =
@@ -64,6 +65,8 @@ static int fuse(const program *p, int i, bool *relu, fused_pool *pool)
     graph_op op = g->nodes[i].op;
     int next = graph_only_reader(g, i);
     *relu = false, *pool = POOL_NONE;
+    if (!cpu_ops[op].make)
+        return i;
     if (op == OP_CONV2D && next >= 0) {
         int after = graph_only_reader(g, next);
         *pool = graph_is_relu(g, next)    ? pool_of(g, i, after)
@@ -89,7 +92,7 @@ static int fuse(const program *p, int i, bool *relu, fused_pool *pool)
 
 static layer_kind kind_of(const program *p, const graph_node *n, fused_pool pool)
 {
-    if (n->op != OP_CONV2D || !conv_is_direct(n))
+    if (!cpu_has(n, OP_CONV2D) || !conv_is_direct(n))
         return KIND_ANY;
     if (pool != POOL_NONE)
         return KIND_CONV_POOL;
@@ -270,62 +273,16 @@ static int lay_out(program *p, const layer_kind *kinds, bool *flags)
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 
-static bool both_images(const program *p, const layer *l)
-{
-    for (int j = 0; j < l->in_count; j++)
-        if (p->tensors[l->in[j]].form != FORM_IMAGE ||
-            !shape_equal(p->tensors[l->in[j]].s, p->tensors[l->out].s))
-            return false;
-    return p->tensors[l->out].form == FORM_IMAGE;
-}
-
-static bool images_only(const program *p, const layer *l)
-{
-    for (int j = 0; j < l->in_count; j++)
-        if (p->tensors[l->in[j]].form != FORM_IMAGE)
-            return false;
-    return p->tensors[l->out].form == FORM_IMAGE;
-}
-
 static int make_layer(program *p, layer *l, layer_kind kind)
 {
-    const tensor *x = l->in_count ? &p->tensors[l->in[0]] : NULL;
-    if (kind == KIND_CONV && conv_is_winograd(p, l->node, x->s.c))
+    const cpu_op *op = &cpu_ops[l->node->op];
+    if (kind == KIND_CONV && conv_is_winograd(p, l->node, p->tensors[l->in[0]].s.c))
         return layer_winograd(p, l);
     if (kind == KIND_MATMUL)
         return layer_matmul(p, l);
     if (kind != KIND_ANY)
         return layer_conv(p, l);
-    switch (l->node->op) {
-    case OP_INPUT:
-        return layer_input(l);
-    case OP_CONV2D:
-        return conv_is_depthwise(l->node, x->s.c) ? layer_depthwise(p, l) : layer_group(p, l);
-    case OP_MAX_POOL:
-    case OP_AVG_POOL:
-    case OP_ADAPTIVE_AVG_POOL:
-        return images_only(p, l) && x->cs % CPU_LANES == 0 ? layer_pool(p, l) : layer_any(l);
-    case OP_MUL:
-        return images_only(p, l) && !both_images(p, l) && x->cs % CPU_LANES == 0 &&
-                       l->in[0] != l->in[1]
-                   ? layer_gate(p, l)
-                   : layer_any(l);
-    case OP_CONCAT: return images_only(p, l) ? layer_concat(p, l) : layer_any(l);
-    case OP_LINEAR:
-        return layer_linear(p, l);
-    case OP_BATCH_NORM:
-        return layer_batch_norm(p, l);
-    case OP_ADD: return both_images(p, l) ? layer_add(p, l) : layer_any(l);
-    case OP_ACTIVATION:
-        if (l->node->act.kind == ACT_RELU && both_images(p, l))
-            return layer_relu(p, l);
-        return layer_act(p, l);
-    case OP_DROPOUT:
-        return layer_dropout(p, l);
-    case OP_FLATTEN:
-        return x->form == FORM_IMAGE && !l->add[0] ? layer_flatten(p, l) : layer_any(l);
-    default: return layer_any(l);
-    }
+    return op->make ? op->make(p, l) : layer_reference(p, l);
 }
 
 static bool updates_itself(const program *p, int var)

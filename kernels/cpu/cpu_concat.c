@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu_program.h"
+#include "cpu_ops.h"
 
 static float *row_of(const tensor *t, const plane *a, int i, int h)
 {
@@ -31,7 +31,7 @@ static bool plain(const program *p, int node)
 
 static bool joinable(const program *p, const layer *l)
 {
-    if (l->node->op != OP_CONCAT || !plain(p, l->out) || p->tensors[l->out].dy.halo)
+    if (!cpu_has(l->node, OP_CONCAT) || !plain(p, l->out) || p->tensors[l->out].dy.halo)
         return false;
     for (int j = 0; j < l->in_count; j++) {
         const tensor *t = &p->tensors[l->in[j]];
@@ -57,7 +57,7 @@ static bool read_by_norms(const program *p, int node)
     for (int i = 0; i < p->layer_count; i++)
         for (int j = 0; j < p->layers[i].in_count; j++)
             if (p->layers[i].in[j] == node && !p->layers[i].entry &&
-                (p->layers[i].node->op != OP_BATCH_NORM || j > 0))
+                (!cpu_has(p->layers[i].node, OP_BATCH_NORM) || j > 0))
                 return false;
     return true;
 }
@@ -137,9 +137,9 @@ static void join(program *p, const int *chain, int count, const bool *slices)
 static const layer *norm_before(const program *p, const layer *l)
 {
     for (int i = 0; i < p->layer_count; i++)
-        if (p->layers[i].out == l->in[0] && p->layers[i].node->op == OP_CONCAT)
+        if (p->layers[i].out == l->in[0] && cpu_has(p->layers[i].node, OP_CONCAT))
             for (int j = 0; j < p->layer_count; j++)
-                if (p->layers[j].node->op == OP_BATCH_NORM &&
+                if (cpu_has(p->layers[j].node, OP_BATCH_NORM) &&
                     p->layers[j].in[0] == p->layers[i].in[0] && &p->layers[j] < l &&
                     p->tensors[p->layers[j].out].cs == p->layers[j].node->shape.c)
                     return &p->layers[j];
@@ -154,7 +154,7 @@ void concat_join(program *p, const bool *slices)
             join(p, chain, find_chain(p, i, chain), slices);
     for (int i = 0; i < p->layer_count; i++) {
         layer *l = &p->layers[i];
-        if (l->node->op == OP_BATCH_NORM && p->tensors[l->in[0]].form == FORM_IMAGE)
+        if (cpu_has(l->node, OP_BATCH_NORM) && p->tensors[l->in[0]].form == FORM_IMAGE)
             l->known = norm_before(p, l);
     }
 }

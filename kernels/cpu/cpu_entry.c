@@ -8,7 +8,7 @@
  *
  * The convolution reads the norm's input as its own, and writes its gradient but for a line in x:
  * cpu_norm.c. */
-#include "cpu_program.h"
+#include "cpu_ops.h"
 
 static layer *maker(program *p, int node)
 {
@@ -22,14 +22,14 @@ static layer *maker(program *p, int node)
 static bool follows_convolution(program *p, const layer *norm)
 {
     const layer *before = maker(p, norm->in[0]);
-    return before && before->node->op == OP_CONV2D && graph_only_reader(p->g, norm->in[0]) >= 0;
+    return before && cpu_has(before->node, OP_CONV2D) && graph_only_reader(p->g, norm->in[0]) >= 0;
 }
 
 static bool applies(program *p, const layer *l, const layer *norm)
 {
     shape in = p->g->nodes[l->in[0]].shape;
     return conv_is_pointwise(l->node) && conv_is_direct(l->node) &&
-           conv_is_matmul(l->node, in, p->c.batch) && norm && norm->node->op == OP_BATCH_NORM &&
+           conv_is_matmul(l->node, in, p->c.batch) && norm && cpu_has(norm->node, OP_BATCH_NORM) &&
            norm->in_count == 1 && norm->in[0] != 0 && graph_only_reader(p->g, l->in[0]) >= 0 &&
            !follows_convolution(p, norm);
 }
@@ -37,7 +37,7 @@ static bool applies(program *p, const layer *l, const layer *norm)
 void entry_find(program *p)
 {
     for (int i = 0; i < p->layer_count; i++) {
-        layer *l = &p->layers[i], *norm = l->node->op == OP_CONV2D ? maker(p, l->in[0]) : NULL;
+        layer *l = &p->layers[i], *norm = cpu_has(l->node, OP_CONV2D) ? maker(p, l->in[0]) : NULL;
         if (!norm || !applies(p, l, norm))
             continue;
         l->entry = norm;

@@ -7,7 +7,7 @@
  * Norms that take a sum with them stay: they save no pass. */
 #include <math.h>
 
-#include "cpu_program.h"
+#include "cpu_ops.h"
 
 /* What a convolution's fields are when it is not in use as `layer` says now. */
 struct fold {
@@ -32,7 +32,7 @@ static layer *norm_after(program *p, const layer *l)
         for (int j = 0; j < p->layers[i].in_count; j++) {
             if (p->layers[i].in[j] != l->out)
                 continue;
-            if (norm || p->layers[i].node->op != OP_BATCH_NORM || p->layers[i].in_count > 1)
+            if (norm || !cpu_has(p->layers[i].node, OP_BATCH_NORM) || p->layers[i].in_count > 1)
                 return NULL;
             norm = &p->layers[i];
         }

@@ -1,5 +1,6 @@
-/* cpu_generic.c: ops of a sample as plain loops over any layout, through views. What has no faster
- * way elsewhere runs here; the job's record calls it "loops". Backward functions add to dx. */
+/* cpu_generic.c: ops of a sample as plain loops over any layout, through views. Cases of these ops
+ * that have no faster way elsewhere run here; the job's record calls it "loops". Backward functions
+ * add to dx. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

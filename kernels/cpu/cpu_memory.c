@@ -17,7 +17,7 @@
 #include <stdlib.h>
 
 #include "common/base/cleanup.h"
-#include "cpu_program.h"
+#include "cpu_ops.h"
 #include "kernels/large_pages.h"
 #include "kernels/plan.h"
 
@@ -119,20 +119,10 @@ static bool reads_input(const layer *l, int j)
 {
     if (l->acted) /* the norm computes it again */
         return false;
-    switch (l->node->op) {
-    case OP_BATCH_NORM:
-        return j == 0; /* the other is added */
-    case OP_ADD:
-    case OP_CONCAT:
-    case OP_FLATTEN:
-    case OP_AVG_POOL:
-    case OP_ADAPTIVE_AVG_POOL:
-    case OP_DROPOUT:
-    case OP_PAD_CHANNELS:
-        return false;
-    default:
-        return true;
-    }
+    if (l->by_reference)
+        return op_rows[l->node->op].reads_inputs;
+    cpu_reads reads = cpu_ops[l->node->op].inputs;
+    return reads == READS_ALL || (reads == READS_FIRST && j == 0);
 }
 
 /* Does it look at its own result? */
@@ -140,21 +130,11 @@ static bool reads_result(const layer *l)
 {
     if (l->acted)
         return false;
-    switch (l->node->op) {
-    case OP_CONV2D:
-    case OP_LINEAR:
-    case OP_ADD:
-    case OP_MUL:
-        return l->relu;
-    case OP_BATCH_NORM: /* alone, it tells from its input what ReLU let through */
-        return l->relu && l->in_count > 1;
-    case OP_CONCAT:
-    case OP_FLATTEN:
-    case OP_AVG_POOL:
-    case OP_ADAPTIVE_AVG_POOL:
-        return false;
-    default:
-        return true;
+    switch (cpu_ops[l->node->op].result) {
+    case READS_ALL: return true;
+    case READS_FOR_RELU: return l->relu;
+    case READS_FOR_RELU_OF_SUM: return l->relu && l->in_count > 1;
+    default: return false;
     }
 }
 
@@ -242,7 +222,7 @@ static void find_in_place(program *p)
         tensor *x = &p->tensors[l->in_count ? l->in[0] : 0];
         const tensor *y = &p->tensors[result];
         const plane *from = &y->dy, *to = &x->dy;
-        if (l->node->op == OP_BATCH_NORM && !l->add[0] && !l->entered && from->shared &&
+        if (cpu_has(l->node, OP_BATCH_NORM) && !l->add[0] && !l->entered && from->shared &&
             to->shared && !x->root && !y->root && !has_parts(p, l->in[0]) &&
             !has_parts(p, result) && from->sample == to->sample && from->row == to->row &&
             from->halo == to->halo)

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cpu_ops.h"
 #include "cpu_spans.h"
 
 /* Rows of `stats`, cs floats each. */
@@ -381,8 +382,8 @@ static bool is_piecewise(graph_act kind)
 static bool takes_act(const program *p, const layer *norm, const layer *act)
 {
     const tensor *x = &p->tensors[norm->out], *y = &p->tensors[act->out];
-    return act->node->op == OP_ACTIVATION && is_piecewise(act->node->act.kind) &&
-           act->in[0] == norm->out && norm->node->op == OP_BATCH_NORM && norm->in_count == 1 &&
+    return cpu_has(act->node, OP_ACTIVATION) && is_piecewise(act->node->act.kind) &&
+           act->in[0] == norm->out && cpu_has(norm->node, OP_BATCH_NORM) && norm->in_count == 1 &&
            !norm->relu && !norm->entered && graph_only_reader(p->g, norm->out) >= 0 &&
            y->form == FORM_IMAGE && x->root == 0 && y->root == 0;
 }

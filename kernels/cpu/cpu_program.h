@@ -154,6 +154,8 @@ struct layer {
     /* of a norm: the activation whose result it writes where the model trains, norm_find_acts */
     const layer *act;
     const layer *acted;   /* of that: by whom */
+
+    struct by_reference *by_reference; /* of cpu_reference.c; NULL: the backend has the op */
 };
 
 /* What a thread has of its own. */
@@ -307,7 +309,8 @@ int layer_concat(program *p, layer *l);
  * that can write pixels apart. When forms and borders are known, before memory is. */
 void concat_join(program *p, const bool *slices);
 bool conv_is_depthwise(const graph_node *n, int channels); /* that it reads */
-int layer_any(layer *l); /* every other op, and odd cases of the above: plain loops */
+int layer_any(layer *l); /* some other ops, and odd cases of the above: plain loops */
+int layer_reference(program *p, layer *l); /* ops that cpu_ops.c lacks */
 
 /* Norms that the 1x1 convolution after them applies: cpu_entry.c. entry_find: which; when all
  * layers are known, before memory is. What such a convolution calls, for some channels of some

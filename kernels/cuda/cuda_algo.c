@@ -1,13 +1,13 @@
-/* cuda_algo.c: which way each convolution and linear layer is computed; see cuda_program.h.
+/* cuda_algo.c: chooses how each convolution and linear layer is computed; see cuda_program.h.
  *
- * Every pass of every layer is timed once per machine type and shape, and again when the libraries
- * or our kernels are others: what the libraries offer and our own kernel, on the tensors that the
- * plan has laid out. The winners are kept (cuda_autotune.c), so that a warm function measures
- * nothing and the same job computes the same way again.
+ * Every pass of every layer is timed once for each machine type and shape, and again when the
+ * libraries or our kernels have changed. The candidates are the libraries' ways and our own kernel,
+ * on the tensors that the plan has laid out. cuda_autotune.c keeps the winners, so that a warm
+ * function measures nothing and the same job computes the same way again.
  *
- * Where a cap, or a full device, leaves out ways for the workspace that they want, what is measured
- * is the fastest of the rest: it stands under a key of its own, with that limit, and is nothing to
- * those who have the room. */
+ * A memory cap or a full device may leave out ways for their workspace. The fastest of the rest is
+ * then kept under a key of its own, with that limit. Programs that have the room do not use that
+ * entry. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,8 @@ enum {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* True, and noted as awake from now on, when the device was not woken within the last second. */
+/* Whether the device was not woken within the last second. If so, notes the device as awake from
+ * now on. */
 static bool sleeps(int ordinal)
 {
     static int awake = -1;
@@ -74,9 +75,9 @@ static int run_way(program *p, const way *w, err *e)
     return cuda_conv_pass(p, w->l, w->pass, w->choice, w->add, e);
 }
 
-/* Outside of a capture, which does not bear what a library does when it runs something for the
- * first time. A failure that CUDA keeps would be taken for that of what runs next: the wait forgets
- * it. */
+/* Whether the way runs. It runs outside of a capture, which fails on what a library does when it
+ * runs something for the first time. After a failure the second wait clears the error that CUDA
+ * keeps and that the next call would report. */
 static bool works(program *p, const way *w)
 {
     if (run_way(p, w, NULL) == 0 && p->d->wait(p->dev, NULL) == 0)
@@ -93,21 +94,20 @@ static int enqueue_runs(program *p, const void *of, err *e)
     return 0;
 }
 
-/* TIMED_RUNS of it as one graph. NULL: a capture does not bear this way. */
+/* TIMED_RUNS runs of the way as one graph. NULL: the way cannot be captured. */
 static device_graph *capture_runs(program *p, const way *w)
 {
     device_graph *runs = NULL;
     if (cuda_capture(p, enqueue_runs, w, &runs, NULL))
-        p->d->wait(p->dev, NULL); /* which forgets the failure */
+        p->d->wait(p->dev, NULL); /* clears the failure */
     return runs;
 }
 
-/* Instead of a time. What failed may do so at this moment alone: a full GPU, a device that is lost.
- */
+/* Returned in place of a time. FAILED may be temporary: a full GPU, a lost device. */
 enum { NOT_IN_A_GRAPH = -1, FAILED = -2 };
 
-/* The fastest round's microseconds a run. Timed as it will run, in a graph: what the host takes to
- * start a library's way is more than a small kernel's time, and is nothing to a step. */
+/* Microseconds of a run, in the fastest round. The runs are timed in a graph, as in a step: outside
+ * of a graph the host takes longer to start a library's way than a small kernel runs. */
 static float time_way(program *p, const way *w)
 {
     float best = FAILED, us;
@@ -134,7 +134,7 @@ typedef struct task {
     conv_pass pass;
     bool add;
     conv_task what;
-    const struct task *twin; /* the first one like it, which chooses for both; or NULL */
+    const struct task *twin; /* the first task like this one, which chooses for both; or NULL */
     conv_offer offers[CONV_OFFERS_MAX];
     int offer_count;
     const char *chosen; /* its name */
@@ -159,8 +159,7 @@ static void take_twins_choice(task *t)
     t->l->workspace[t->pass] = t->twin->l->workspace[t->pass];
 }
 
-/* Of the ways that have their place in memory somewhere: whether this program's limit leaves one
- * out. */
+/* Whether this program's limit leaves out a way that another program may have room for. */
 static bool is_limited(const program *p, const task *t)
 {
     for (int i = 0; i < t->offer_count; i++)
@@ -169,14 +168,14 @@ static bool is_limited(const program *p, const task *t)
     return false;
 }
 
-/* What is measured under a limit: "KEY workspace BYTES". */
+/* The key of what is measured under a limit: "KEY workspace BYTES". */
 static void add_limit(const program *p, char key[KEY_BYTES])
 {
     size_t used = strlen(key);
     snprintf(key + used, KEY_BYTES - used, " workspace %zu", p->workspace_limit);
 }
 
-/* -2: the winner is not among what can be done here. */
+/* The winner's place in the offers; -1: our own kernel; -2: the winner cannot be used here. */
 static int find_offer(const task *t, const char *winner)
 {
     if (strcmp(winner, WINNER_OWN) == 0)
@@ -187,9 +186,8 @@ static int find_offer(const task *t, const char *winner)
     return -2;
 }
 
-/* Our own kernel always works: it is the choice when nothing else does. *Known is whether that will
- * be so the next time: where it failed itself, or each of the others did, the device was at fault.
- */
+/* The fastest offer, or -1: our own kernel, which always works. *known: whether to keep the result.
+ * It is not kept where our own kernel failed, or each of the others: the device was at fault. */
 static int measure(program *p, const task *t, bool *known)
 {
     int best = -1;
@@ -213,12 +211,12 @@ static int measure(program *p, const task *t, bool *known)
     return best;
 }
 
-/* ---- all of them ----------------------------------------------------------------------------- */
+/* ---- all tasks ------------------------------------------------------------------------------- */
 
 static bool has_pass(const program *p, const layer *l, conv_pass pass)
 {
     if ((l->node->op != OP_CONV2D && l->node->op != OP_LINEAR) || l->pooled)
-        return false; /* of a fused one there is one way */
+        return false; /* a fused layer has one way */
     if (l >= p->layers + p->head)
         return false;
     if (pass == CONV_FORWARD)
@@ -226,7 +224,7 @@ static bool has_pass(const program *p, const layer *l, conv_pass pass)
     return !p->c.inference && (pass == CONV_WEIGHTS || p->tensors[l->node->in[0]].dy);
 }
 
-/* The data pass adds when another reader's backward comes first: a later layer reads the tensor. */
+/* Whether the data pass adds: a later layer reads the tensor too, and its backward comes first. */
 static bool adds(const program *p, const layer *l, conv_pass pass)
 {
     return pass == CONV_DATA && p->tensors[l->node->in[0]].last != (int)(l - p->layers);
@@ -270,7 +268,7 @@ static int take_workspace(program *p, size_t bytes, err *e)
     return 0;
 }
 
-/* The most that any offer within the limit wants. */
+/* The largest workspace of any offer within the limit. */
 static size_t most_wanted(const program *p, const task *tasks, int count)
 {
     size_t want = 0;
@@ -282,9 +280,10 @@ static size_t most_wanted(const program *p, const task *tasks, int count)
     return want;
 }
 
-/* Half of what the cap leaves; where several programs share it, of this one's part, whoever comes
- * first: the others' models need theirs, and all are to choose alike. Limits are powers of two, so
- * that processes with nearly the same room have the same. */
+/* The limit is half of what the cap leaves. Where several programs share the cap, the limit is at
+ * most half of what this program's part leaves: the other models need their parts, and all programs
+ * are to choose alike, whichever comes first. Limits are powers of two, so that processes with
+ * nearly the same room have the same limit. */
 static void set_limit(program *p)
 {
     size_t left = cuda_memory_left() / 2;
@@ -298,7 +297,8 @@ static void set_limit(program *p)
         p->workspace_limit /= 2;
 }
 
-/* Or what the device has: less room means fewer ways, not failure. */
+/* Takes the workspace, or less where the device has less room: then there are fewer ways, and no
+ * failure. */
 static void take_room(program *p, const task *tasks, int count)
 {
     size_t want;
@@ -307,14 +307,14 @@ static void take_room(program *p, const task *tasks, int count)
         p->workspace_limit /= 2;
 }
 
-/* Whether a way that was found before is to be had here: it is there, has room, and runs. */
+/* Whether a known way can be used here: it is offered, has room, and runs. */
 static bool usable(program *p, const task *t, int at)
 {
     return at == -1 || (at >= 0 && t->offers[at].workspace <= p->workspace_limit &&
                         works(p, &(way){t->l, t->pass, t->offers[at].id, t->add}));
 }
 
-/* The way that is known under that key, if it can be had here; -2: none. */
+/* The known way under that key; -2: there is none that can be used here. */
 static int recall(program *p, const task *t, const char *key)
 {
     char winner[WINNER_BYTES];
@@ -322,8 +322,8 @@ static int recall(program *p, const task *t, const char *key)
     return usable(p, t, at) ? at : -2;
 }
 
-/* True when something was learned for that. The fastest of all ways is the fastest of fewer too,
- * where it is among them. */
+/* Chooses the task's way; true when a new winner was measured. A limited task also takes the winner
+ * of all ways, where that has room: the fastest of all ways is the fastest of fewer ways too. */
 static bool decide(program *p, const device_facts *f, task *t)
 {
     char all[KEY_BYTES], key[KEY_BYTES];
@@ -350,7 +350,7 @@ static bool decide(program *p, const device_facts *f, task *t)
     return learned;
 }
 
-/* All ways are asked for, which takes the libraries a while, and what is not known is measured. */
+/* Lists all ways, which takes the libraries a while, and measures what is not known. */
 static void decide_all(program *p, const device_facts *f, task *tasks, int count)
 {
     bool learned = false;
@@ -364,10 +364,10 @@ static void decide_all(program *p, const device_facts *f, task *tasks, int count
         cuda_algorithms_keep();
 }
 
-/* ---- when all of them are known -------------------------------------------------------------- */
+/* ---- when all ways are known ----------------------------------------------------------------- */
 
-/* The way that `decide` would recall, as the task's only offer. An entry with this limit is there
- * for those alone of which the limit leaves something out, and stands before that of all ways. */
+/* Makes the way that `decide` would recall the task's only offer. An entry with this limit exists
+ * only where the limit leaves a way out. It comes before the entry of all ways. */
 static bool recall_alone(program *p, const device_facts *f, task *t)
 {
     char all[KEY_BYTES], key[KEY_BYTES], winner[WINNER_BYTES];
@@ -389,7 +389,7 @@ static bool recall_alone(program *p, const device_facts *f, task *t)
     return true;
 }
 
-/* As `works`, of all of them: which one failed is not told. */
+/* Like `works`, for all tasks at once. Does not find out which one failed. */
 static bool all_work(program *p, const task *tasks, int count)
 {
     bool started = true;
@@ -402,9 +402,8 @@ static bool all_work(program *p, const task *tasks, int count)
     return false;
 }
 
-/* A process whose ways are all known asks for those alone and waits once for their first runs.
- * False where one is unknown or not to be had, also for lack of room: then all are decided, one by
- * one. */
+/* Asks the libraries for the known ways alone, and waits once for their first runs. False where a
+ * way is unknown, is not offered or has no room: then all tasks are decided one by one. */
 static bool recall_all(program *p, const device_facts *f, task *tasks, int count)
 {
     err ignored = ERR_INIT;
@@ -429,8 +428,8 @@ static size_t needed_workspace(const task *tasks, int count, bool of_weights)
     return needed;
 }
 
-/* What the choices want. Gradients of weights that are computed beside others have their own; where
- * there is no room for both they are not. */
+/* Takes the workspace that the choices need. Gradients of weights on a branch have a workspace of
+ * their own. Where there is no room for both, there is no branch. */
 static int take_needed(program *p, const task *tasks, int count, err *e)
 {
     size_t weights = needed_workspace(tasks, count, true),
@@ -483,5 +482,5 @@ int cuda_choose(program *p, err *e)
         decide_all(p, &f, tasks, count);
     if (take_needed(p, tasks, count, e) || write_choices(p, tasks, count, e))
         return -1;
-    return p->d->zero(p->dev, p->memory, p->memory_bytes, e); /* what the timing left behind */
+    return p->d->zero(p->dev, p->memory, p->memory_bytes, e); /* clears what the timing left */
 }

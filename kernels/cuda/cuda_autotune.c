@@ -1,8 +1,9 @@
-/* cuda_autotune.c: what was measured before; see cuda_program.h.
+/* cuda_autotune.c: the measured winners; see cuda_program.h.
  *
- * The winners are kept in memory and, where a cache folder is known, in a text file
- * ("key<TAB>winner" a line) that later processes read. A function, whose sandbox lets it write no
- * such file, is told what others have measured, and is asked for what it measured itself. */
+ * The winners are kept in memory and, where a cache file is known, in a text file ("key<TAB>winner"
+ * a line) that later processes read. The sandbox lets a function write no such file. A function is
+ * given what others have measured (cuda_autotune_load), and reports what it has measured itself
+ * (cuda_autotune_dump). */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,8 +28,8 @@ typedef struct entry {
 } entry;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static entry *entries;   /* the rest under the lock too; lives as long as the process */
-static uint32_t *hashes; /* of the entries' keys: few of them are compared */
+static entry *entries;   /* under the lock, like the next three; lives as long as the process */
+static uint32_t *hashes; /* of the entries' keys, so that few keys are compared */
 static int entry_count, entry_room;
 static bool read_once;
 
@@ -76,7 +77,7 @@ static bool grow(void)
     return true;
 }
 
-/* A cache that has no room forgets nothing and learns nothing. */
+/* A full cache keeps what it has, and takes nothing new. */
 static void remember(const char *key, const char *winner, bool measured)
 {
     entry *at = find(key);
@@ -91,7 +92,7 @@ static void remember(const char *key, const char *winner, bool measured)
     at->measured = measured;
 }
 
-/* Lines that are not ours are passed over: the file is a cache, not a source of truth. */
+/* Skips lines of another form: the file is a cache, not a source of truth. */
 static void read_lines(FILE *f)
 {
     char line[LINE_BYTES];
@@ -112,7 +113,8 @@ static void read_file(void)
         read_lines(f);
 }
 
-/* A cache that cannot be written costs the next process its measurements, nothing else. */
+/* Ignores errors: without a written cache the next process measures again, and nothing else is
+ * lost. */
 static void write_file(void)
 {
     char path[512], temporary[560];
@@ -143,8 +145,8 @@ void cuda_algorithms_read(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* What all are told comes before a file that this machine may have: functions of one job compute
- * alike. */
+/* The lines replace entries of a file of this machine: all functions of a job get the lines, and
+ * are to compute alike. */
 void cuda_autotune_load(const char *lines)
 {
     cuda_algorithms_read();
@@ -251,7 +253,7 @@ void cuda_task_key(const device_facts *f, const conv_task *t, char key[KEY_BYTES
              t->relu ? " relu" : "", t->add ? " add" : "");
 }
 
-/* The order of what cuda_shape_text writes. */
+/* Reads what cuda_shape_text writes, in the same order. */
 static bool read_shape(const char *text, char pass[8], char precision[8], conv_shape *s)
 {
     return sscanf(text,
@@ -277,7 +279,7 @@ static int64_t places(int in, int pad, int taps, int dilation, int stride)
     return left < 0 ? 0 : left / stride + 1;
 }
 
-/* Of a key that nobody made whom we trust: whether there can be such a layer. */
+/* Whether there can be such a layer. The key comes from outside, and nobody vouches for it. */
 static bool is_layer(const conv_task *t)
 {
     const conv_shape *s = &t->s;
@@ -306,7 +308,7 @@ bool cuda_task_of_key(const device_facts *f, const char *key, conv_task *out)
     t.pass = (conv_pass)at;
     t.precision = (backend_precision)computes;
     t.t = t.precision == PRECISION_BF16 ? ELEMENT_BF16 : ELEMENT_F32;
-    cuda_task_key(f, &t, again); /* whatever else it says */
+    cuda_task_key(f, &t, again); /* the key may hold more than was read */
     *out = t;
     return strcmp(again, key) == 0 && is_layer(&t);
 }

@@ -1,8 +1,8 @@
 /* cuda_average.c: the mean of several programs of this process, on their devices; see backend.h.
  *
- * On one device the blocks are merged in the order of the programs with common/modelstore/merge.h's bits. Over
- * several devices each one's programs are summed in order, and the sums by the driver's library,
- * whose order is its own. */
+ * On one device the blocks are merged in the order of the programs, with the bits of
+ * common/modelstore/merge.h. Over several devices, the programs of each device are summed in order.
+ * The driver's library then adds these sums, in an order of its own. */
 #include <string.h>
 
 #include "cuda_models.h"
@@ -29,7 +29,8 @@ static int find_team(team *teams, int *count, program *p)
     return (*count)++;
 }
 
-/* Zero where no program of this device has samples: it adds nothing, and gets the sum. */
+/* Sums a block of the team into its first program. Where no program of the device has samples, the
+ * sum is zero: it adds nothing, and the device still gets the sum of all. */
 static int sum_team(team *t, int which, int32_t *finite, err *e)
 {
     program *first = t->member[0];
@@ -58,8 +59,8 @@ static int sum_teams(team *teams, int count, int which, err *e)
     return floats ? d->sum(devs, blocks, count, floats, e) : 0;
 }
 
-/* A NaN or infinity of any program. The result of a step is read before the next one, so its place
- * is free. */
+/* Fails where a program holds NaN or infinity. The flag lies in the place of a step's result, which
+ * is free: a result is read before the next step. */
 static int check_finite(const team *t, err *e)
 {
     program *first = t->member[0];
@@ -87,7 +88,7 @@ static int spread(team *t, err *e)
     return d->wait(first->dev, e);
 }
 
-/* The largest; a handful of numbers, which do not mind the way through the host. */
+/* Takes the largest of each counter. The counters go through the host, because they are few. */
 static int merge_counts(program *const *all, const double *weight, int n, err *e)
 {
     size_t count = all[0]->g->floats[VAR_COUNTER], bytes = count * sizeof(int64_t);

@@ -1,15 +1,15 @@
-/* cuda_backend.c: the CUDA backend behind backend.h: prepare, the way of the state to the device
- * and back, and the running calls. cuda_plan.c lays everything out, cuda_algo.c chooses, cuda_run.c
+/* cuda_backend.c: the CUDA backend behind backend.h: prepare, copying the state to the device and
+ * back, and the running calls. cuda_plan.c lays everything out, cuda_algo.c chooses, cuda_run.c
  * enqueues.
  *
  * Each kind of run (forward, gradients, step, update) is one CUDA graph, captured when it is first
- * asked for: a job's first batch does not wait for those of others. All memory, and whatever a
- * library does only outside of a capture, is had at prepare. A call copies the batch in, replays
- * the graph, which writes the result to the host's memory, and waits: the host touches the device
- * three times a step, however deep the model.
+ * asked for: a job's first batch does not wait for captures of other kinds. prepare takes all
+ * memory, and does what a library does only outside of a capture. A call copies the batch in,
+ * replays the graph, which writes the result to the host's memory, and waits: the host touches the
+ * device three times a step, however deep the model is.
  *
- * Same graph, batch, device type and libraries give the same bits: every sum has a fixed order, and
- * the libraries' ways are taken from those that they call deterministic. */
+ * The same graph, batch, device type and libraries give the same bits: every sum has a fixed order,
+ * and only those ways of the libraries are used that they call deterministic. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,7 +62,7 @@ int cuda_capture(program *p, cuda_work *enqueue, const void *of, device_graph **
     if (p->d->captured(p->dev, &made, failed ? &ignored : e))
         return -1;
     if (failed)
-        p->d->release(p->dev, made); /* it is not all of the work */
+        p->d->release(p->dev, made); /* a part of the work */
     else
         *out = made;
     return failed;
@@ -122,8 +122,8 @@ static int cuda_prepare(const graph *g, const backend_config *c, backend_program
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
-/* A block in the layout of the parameters, through the arena, which nothing else uses between
- * runs. */
+/* Copies a block in the layout of the parameters, through the arena, which nothing else uses
+ * between runs. */
 static int bring_in(program *p, float *to, const float *from, err *e)
 {
     size_t bytes = p->g->floats[VAR_PARAM] * sizeof(float);
@@ -272,8 +272,8 @@ static void fill_part(size_t part, void *user)
         memcpy(f->to + i * f->sample, f->b->x[i], f->sample);
 }
 
-/* One thread's copying is much slower than the GPU's, which waits for it; starting others takes as
- * long as 128 KiB or so. */
+/* Several threads copy a large batch: one thread copies much slower than the GPU does, which waits
+ * for it. Starting the others takes as long as copying 128 KiB or so. */
 static void fill_samples(const backend_batch *b, char *to, size_t sample)
 {
     enum { PART = 256 << 10, THREADS = 4 };
@@ -379,7 +379,7 @@ static int cuda_missing(err *e)
     return cuda_driver->missing(e);
 }
 
-/* The cache is read as well: later a function may no longer open files. */
+/* Reads the cache too: later a function may no longer open files. */
 static int cuda_warm(int ordinal, err *e)
 {
     cuda_algorithms_read();
@@ -397,7 +397,7 @@ static const char *cuda_choices(const backend_program *base)
     return ((const program *)base)->choices;
 }
 
-/* Programs that load the engine compare it with theirs. */
+/* Programs that load the engine compare this text with their own. */
 __attribute__((visibility("default"))) const char backend_cuda_seam[] = BACKEND_SEAM;
 
 __attribute__((visibility("default"))) const backend backend_cuda = {

@@ -1,11 +1,12 @@
 /* cuda_backward.c: enqueues a backward pass; see cuda_run.h.
  *
- * Layers run in the order of their numbers from the last to the first. What a library computes of
- * weights' gradients may run on a branch of the graph, beside what flows on to the layers before
+ * Layers run from the last to the first. The gradients of weights that a library computes may run
+ * on a branch of the graph, beside the gradients that flow on to the layers before
  * (program.beside). */
 #include "cuda_run.h"
 
-/* Where input k's gradient goes; *add: others have written there before. NULL: nobody needs it. */
+/* Where the gradient of the node's value goes; NULL: nothing needs it. *add: another reader has
+ * written there before. */
 static void *gradient_of(run *r, int node, bool *add)
 {
     const tensor *x = &r->p->tensors[node];
@@ -15,8 +16,9 @@ static void *gradient_of(run *r, int node, bool *add)
     return x->dy;
 }
 
-/* Beside what comes next. A library's way touches nothing but its operands and the workspace that
- * is kept for these; our own kernels share their scratch. */
+/* Computes the gradients of the weights on a branch, beside what comes next. A library's way
+ * touches only its operands and the workspace of these passes. Our own kernels share their scratch,
+ * and do not run on a branch. */
 static int branch_weights(run *r, const layer *l, err *e)
 {
     program *p = r->p;
@@ -29,8 +31,8 @@ static int branch_weights(run *r, const layer *l, err *e)
     return 0;
 }
 
-/* Before the layer `next` runs backward, whose results may lie where the branch reads; -1: before
- * the update. */
+/* Joins the branch before layer `next` runs backward, whose results may lie where the branch reads.
+ * next -1: before the update. */
 static int join_branch(run *r, int next, err *e)
 {
     if (r->branch == 0 || next >= r->branch - 1)
@@ -44,7 +46,7 @@ static int weights_gradients(run *r, const layer *l, err *e)
     program *p = r->p;
     int at = (int)(l - p->layers);
     bool library = l->choice[CONV_WEIGHTS] != CHOICE_OWN;
-    /* all of a library's have the same workspace, on the branch or not */
+    /* all ways of a library share one workspace here, on the branch or not */
     if (library && r->branch && (r->branch = 0, p->d->join(p->dev, e)))
         return -1;
     if (!p->beside || at <= 1 || !library)
@@ -52,11 +54,25 @@ static int weights_gradients(run *r, const layer *l, err *e)
     return branch_weights(r, l, e);
 }
 
-static int backward_conv(run *r, const layer *l, const tensor *y, err *e)
+static int backward_pooled(run *r, const layer *l, const tensor *y)
 {
     program *p = r->p;
     const graph_node *n = l->node;
     bool add;
+    void *dx = gradient_of(r, n->in[0], &add);
+    cuda_conv_pool_backward(r->stream, p->t, l->conv, l->pool, input(r, l, 0)->y, weights(p, l),
+                            y->winner, y->y, l->relu, y->dy, p->sums, grad(p, n->weight),
+                            n->bias < 0 ? NULL : grad(p, n->bias), dx, add, r->update);
+    return 0;
+}
+
+int cuda_backward_conv(run *r, const layer *l, const tensor *y, err *e)
+{
+    program *p = r->p;
+    const graph_node *n = l->node;
+    bool add;
+    if (l->pooled)
+        return backward_pooled(r, l, y);
     if (n->bias >= 0)
         cuda_column_sums(r->stream, p->t, (size_t)p->c.batch * (size_t)plane(n->shape), n->shape.c,
                          y->dy, p->sums, grad(p, n->bias));
@@ -67,20 +83,10 @@ static int backward_conv(run *r, const layer *l, const tensor *y, err *e)
     return cuda_conv_pass(p, l, CONV_DATA, l->choice[CONV_DATA], add, e);
 }
 
-static void backward_pooled(run *r, const layer *l, const tensor *y)
+int cuda_backward_norm(run *r, const layer *l, const tensor *y, err *e)
 {
     program *p = r->p;
-    const graph_node *n = l->node;
-    bool add;
-    void *dx = gradient_of(r, n->in[0], &add);
-    cuda_conv_pool_backward(r->stream, p->t, l->conv, l->pool, input(r, l, 0)->y, weights(p, l),
-                            y->winner, y->y, l->relu, y->dy, p->sums, grad(p, n->weight),
-                            n->bias < 0 ? NULL : grad(p, n->bias), dx, add, r->update);
-}
-
-static void backward_norm(run *r, const layer *l, const tensor *y)
-{
-    program *p = r->p;
+    (void)e;
     const graph_node *n = l->node;
     bool add, add_also = false;
     void *dx = gradient_of(r, n->in[0], &add), *dalso = NULL;
@@ -90,11 +96,13 @@ static void backward_norm(run *r, const layer *l, const tensor *y)
                        l->also >= 0 && l->relu ? y->y : NULL, y->saved, param(p, n->weight),
                        param(p, n->bias), y->dy, p->norm_sums, grad(p, n->weight), grad(p, n->bias),
                        dx, add, dalso, add_also);
+    return 0;
 }
 
-static void backward_pair(run *r, const layer *l, const tensor *y)
+int cuda_backward_pair(run *r, const layer *l, const tensor *y, err *e)
 {
     program *p = r->p;
+    (void)e;
     const graph_node *n = l->node;
     int cap = p->c.batch, C = n->shape.c, HW = plane(n->shape);
     bool multiply = n->op == OP_MUL, wide = broadcasts(r, l), add;
@@ -107,11 +115,13 @@ static void backward_pair(run *r, const layer *l, const tensor *y)
         cuda_pair_backward_broadcast(r->stream, p->t, multiply, cap, C, HW, a, y->dy, db, add);
     else if (db)
         cuda_pair_backward(r->stream, p->t, multiply, false, cap, C, HW, a, y->dy, db, add);
+    return 0;
 }
 
-static void backward_parts(run *r, const layer *l, const tensor *y)
+int cuda_backward_parts(run *r, const layer *l, const tensor *y, err *e)
 {
     const graph_node *n = l->node;
+    (void)e;
     size_t rows = (size_t)r->p->c.batch * (size_t)plane(n->shape);
     int at = n->op == OP_PAD_CHANNELS ? n->pad.before : 0;
     for (int k = 0; k < n->in_count; k++) {
@@ -122,31 +132,65 @@ static void backward_parts(run *r, const layer *l, const tensor *y)
             cuda_part_backward(r->stream, r->p->t, rows, part, n->shape.c, at, y->dy, dx, add);
         at += part;
     }
+    return 0;
 }
 
-/* Layers with one input and no parameters. */
-static void backward_single(run *r, const layer *l, const tensor *y)
+/* Of layers with one input and no parameters: nobody may need the gradient. */
+int cuda_backward_act(run *r, const layer *l, const tensor *y, err *e)
 {
-    program *p = r->p;
     const graph_node *n = l->node;
     bool add;
     void *dx = gradient_of(r, n->in[0], &add);
-    shape in = input_shape(r, l, 0);
-    if (!dx)
-        return;
-    if (n->op == OP_ACTIVATION)
-        cuda_activation_backward(r->stream, p->t, (int)n->act.kind, (float)n->act.slope,
-                                 values(r, in), input(r, l, 0)->y, y->dy, dx, add);
-    else if (n->op == OP_MAX_POOL)
-        cuda_max_pool_backward(r->stream, p->t, cuda_pool_of(r, l), y->winner, y->dy, dx, add);
-    else if (n->op == OP_AVG_POOL || n->op == OP_ADAPTIVE_AVG_POOL)
-        cuda_avg_pool_backward(r->stream, p->t, cuda_pool_of(r, l), y->dy, dx, add);
-    else if (n->op == OP_DROPOUT)
+    (void)e;
+    if (dx)
+        cuda_activation_backward(r->stream, r->p->t, (int)n->act.kind, (float)n->act.slope,
+                                 values(r, input_shape(r, l, 0)), input(r, l, 0)->y, y->dy, dx,
+                                 add);
+    return 0;
+}
+
+int cuda_backward_max_pool(run *r, const layer *l, const tensor *y, err *e)
+{
+    bool add;
+    void *dx = gradient_of(r, l->node->in[0], &add);
+    (void)e;
+    if (dx)
+        cuda_max_pool_backward(r->stream, r->p->t, cuda_pool_of(r, l), y->winner, y->dy, dx, add);
+    return 0;
+}
+
+int cuda_backward_avg_pool(run *r, const layer *l, const tensor *y, err *e)
+{
+    bool add;
+    void *dx = gradient_of(r, l->node->in[0], &add);
+    (void)e;
+    if (dx)
+        cuda_avg_pool_backward(r->stream, r->p->t, cuda_pool_of(r, l), y->dy, dx, add);
+    return 0;
+}
+
+int cuda_backward_dropout(run *r, const layer *l, const tensor *y, err *e)
+{
+    bool add;
+    void *dx = gradient_of(r, l->node->in[0], &add);
+    (void)e;
+    if (dx)
         cuda_run_dropout(r, l, y->dy, dx, add);
-    else if (cuda_flatten_copies(p, l->node))
+    return 0;
+}
+
+int cuda_backward_flatten(run *r, const layer *l, const tensor *y, err *e)
+{
+    const program *p = r->p;
+    bool add;
+    void *dx = gradient_of(r, l->node->in[0], &add);
+    shape in = input_shape(r, l, 0);
+    (void)e;
+    if (dx && cuda_flatten_copies(p, l->node))
         cuda_copy(r->stream, p->t, values(r, in), y->dy, dx, add);
-    else
+    else if (dx)
         cuda_transpose(r->stream, p->t, p->c.batch, in.c, plane(in), y->dy, dx, add);
+    return 0;
 }
 
 static int backward_layer(run *r, const layer *l, err *e)
@@ -154,23 +198,9 @@ static int backward_layer(run *r, const layer *l, err *e)
     program *p = r->p;
     const tensor *y = &p->tensors[l->out];
     graph_op op = l->node->op;
-    if (l->pooled) {
-        backward_pooled(r, l, y);
-        return 0;
-    }
-    if (l->relu && op != OP_BATCH_NORM) /* batch norm masks while it reads */
+    if (l->relu && !l->pooled && op != OP_BATCH_NORM) /* those mask while they read */
         cuda_relu_mask(r->stream, p->t, values(r, l->node->shape), y->y, y->dy);
-    switch (op) {
-    case OP_CONV2D:
-    case OP_LINEAR: return backward_conv(r, l, y, e);
-    case OP_BATCH_NORM: backward_norm(r, l, y); return 0;
-    case OP_ADD:
-    case OP_MUL: backward_pair(r, l, y); return 0;
-    case OP_CONCAT:
-    case OP_PAD_CHANNELS: backward_parts(r, l, y); return 0;
-    case OP_INPUT: return 0;
-    default: backward_single(r, l, y); return 0;
-    }
+    return cuda_ops[op].backward ? cuda_ops[op].backward(r, l, y, e) : 0;
 }
 
 int cuda_run_backward(run *r, err *e)

@@ -1,9 +1,9 @@
-/* cuda_comm.c: models that processes of their own hold on devices of their own, averaged between
- * them; see backend_comm.
+/* cuda_comm.c: averages the models of several processes, each on a device of its own; see
+ * backend_comm.
  *
- * A rank multiplies its model by its weight into the mean's memory, where the ranks are summed: the
- * model stays what it is whatever becomes of the others, so that the same mean can be tried again
- * with another communicator. */
+ * A rank multiplies its model by its weight into the mean's memory, where the ranks are summed. The
+ * model stays as it is whatever happens to the other ranks, so that the same mean can be tried
+ * again with another communicator. */
 #include <string.h>
 
 #include "cuda_models.h"
@@ -38,7 +38,7 @@ static int make_id(backend_program *base, unsigned char id[BACKEND_COMM_ID_BYTES
     return ((program *)base)->d->comm_id(id, e);
 }
 
-/* What was begun is over, or the communicator is. */
+/* Waits for what was begun. Fails where the communicator does, or when the caller gives up. */
 static int await(program *p, const backend_patience *patience, err *e)
 {
     bool done = false;
@@ -65,7 +65,7 @@ static int join(backend_program *base, const unsigned char id[BACKEND_COMM_ID_BY
     return -1;
 }
 
-/* This rank's summand. */
+/* Puts this rank's weighted model into `to`. *own: this model is at fault, it is not finite. */
 static int weigh(program *p, double weight, const cuda_model *to, bool *own, err *e)
 {
     const cuda_model model = cuda_model_own(p);

@@ -1,10 +1,10 @@
-/* cuda_fuse.c: whether what can be one kernel is one; see cuda_program.h.
+/* cuda_fuse.c: decides what is fused; see cuda_program.h.
  *
- * A fused kernel saves launches and the way through memory, and takes fewer of the GPU's processors
- * than a library's. So whatever can be fused is timed once per machine type and shape: the graph of
- * a whole step (or of a forward pass, where nothing is trained) with everything fused, and with
- * this one thing apart. What was faster stands in the cache of algorithms, goes the same ways and
- * is listed among the choices. */
+ * A fused kernel saves launches and the way through memory, but uses fewer of the GPU's processors
+ * than a library's kernel. Each possible fusing is therefore timed once for each machine type and
+ * shape: the graph of a whole step (or of a forward pass, where nothing is trained) with everything
+ * fused, and with this one thing apart. The faster one is kept in the cache of algorithms, travels
+ * with its entries, and is listed among the choices. */
 #include <stdio.h>
 #include <string.h>
 
@@ -45,7 +45,7 @@ static void add_head(const program *p, int first, char *key)
     }
 }
 
-/* The whole model, summed up. */
+/* A summary of the whole model. */
 static void add_model(const program *p, char *key)
 {
     char text[96];
@@ -73,7 +73,7 @@ static void make_key(const program *p, const device_facts *f, const fusing *what
 
 /* ---- timing ---------------------------------------------------------------------------------- */
 
-/* A whole batch of zeros, and an update that moves nothing. */
+/* Fills in a whole batch of zeros, and an update that changes nothing. */
 static int fill_batch(program *p, err *e)
 {
     step_args *a = (step_args *)(void *)(p->in.host + p->in.args);
@@ -102,7 +102,7 @@ static int time_graph(program *p, device_graph *what, float *best, err *e)
     return 0;
 }
 
-/* One model at a time, so that what is measured takes no more memory than what is kept. */
+/* Makes one model at a time, so that measuring takes no more memory than the model that is kept. */
 static int time_program(const graph *g, const backend_config *c, uint32_t apart, float *us, err *e)
 {
     program *p;
@@ -144,8 +144,8 @@ static int list(const graph *g, const backend_config *c, plan *out, err *e)
     return status;
 }
 
-/* What could not be measured stays as it is, and is not remembered; where fused it cannot be had at
- * all, it is apart. */
+/* A fusing that could not be timed apart stays fused, and is not kept in the cache. Where the fused
+ * model cannot be had at all, what is unknown stays apart. */
 static void measure(const graph *g, const backend_config *c, plan *all)
 {
     float fused, apart;

@@ -61,8 +61,8 @@ typedef struct cuda_rows {
     float *targets;  /* (rows, outputs) */
     uint64_t *keys;
 } cuda_rows;
-/* How a step over a share begins, which the host does not touch: its batch, and what is left to do
- * between the step before and the one after it. */
+/* How a step over a share begins without the host: its batch, and the work between the step before
+ * and the step after. */
 typedef struct gathering {
     const step_args *a;
     augmentation augment;
@@ -73,7 +73,7 @@ typedef struct gathering {
     const float *scale_shift;
     cuda_rows batch; /* labels or targets, and keys; x goes to the network's input */
     const step_args *list;
-    step_args *next;           /* where the next step looks for its numbers; this one does not */
+    step_args *next;           /* where the next step reads its numbers, and this step does not */
     const step_result *before; /* the last step's result */
     step_result *total;
 } gathering;
@@ -163,8 +163,8 @@ typedef struct norm_shape {
     double eps, momentum;
 } norm_shape;
 
-/* Doubles of scratch that the functions below need; all zero before the first of them, and not
- * written by anybody else: blocks are counted in it. */
+/* Doubles of scratch that the functions below need. All are zero before the first call, and nothing
+ * else writes them: blocks are counted there. */
 size_t cuda_norm_scratch(norm_shape s);
 /* saved (2, C): mean and 1/sqrt(var + eps) of the batch's first n samples; the running statistics
  * and the counter move on as in graph.h. Then as cuda_norm_apply. */
@@ -180,9 +180,9 @@ void cuda_norm_running(void *stream, norm_shape s, const float *running_mean,
 void cuda_norm_apply(void *stream, element t, const step_args *a, norm_shape s, const void *x,
                      const float *saved, const float *w, const float *b, const void *also,
                      bool relu, void *y);
-/* dw, db and dx. relu: forward's; y is its output where something had been added before it, and
- * NULL otherwise: then x tells which values it let through. dalso (or NULL) gets the dy of those:
- * the gradient of `also`. dx may be NULL. */
+/* dw, db and dx. relu: forward's. y: forward's output where something was added before the ReLU;
+ * otherwise NULL, and x decides which values the ReLU let through. dalso (or NULL) gets the dy of
+ * these values, the gradient of `also`. dx may be NULL. */
 void cuda_norm_backward(void *stream, element t, const step_args *a, norm_shape s, const void *x,
                         bool relu, const void *y, const float *saved, const float *w,
                         const float *b, const void *dy, double *scratch, float *dw, float *db,
@@ -291,8 +291,8 @@ typedef struct head_shape {
 
 /* Whether they are small enough to be one kernel, a block a sample. Reads c and k alone. */
 bool cuda_head_fits(const head_shape *h);
-/* Forward and the loss, as cuda_cross_entropy; `training`: all dy, and dx where it is not NULL, but
- * not yet *sum, which is cuda_head_gradients' then. */
+/* Forward and the loss, as cuda_cross_entropy. `training`: also all dy, and dx where it is not
+ * NULL; *sum is then left to cuda_head_gradients. */
 void cuda_head(void *stream, element t, const step_args *a, int cap, const head_shape *h,
                const void *x, const int32_t *labels, bool training, void *dx, step_result *per_row,
                step_result *sum);
@@ -305,21 +305,21 @@ void cuda_head_gradients(void *stream, element t, int cap, const head_shape *h, 
 
 enum { CUDA_MERGE_MAX = 64 };
 
-/* out[i] = sum of weight[k] * in[k][i], as common/modelstore/merge.h defines it, bit for bit. *finite becomes
- * 0 when an output is not. `in` and `weight` are host arrays, copied by the call. `out` may be
- * in[k]. */
+/* out[i] = sum of weight[k] * in[k][i], with the bits of common/modelstore/merge.h. *finite becomes
+ * 0 when an output is not finite. `in` and `weight` are host arrays, copied by the call. `out` may
+ * be in[k]. */
 void cuda_merge(void *stream, int n, const float *const *in, const double *weight, size_t count,
                 float *out, int32_t *finite);
 /* The largest of each, for counters. */
 void cuda_merge_counters(void *stream, int n, const int64_t *const *in, size_t count, int64_t *out);
 
-/* *sum += a sum over the words and their places; `block` sets blocks of one model apart. Whatever
- * order the words are taken in, it is the same; one word that differs always shows, more of them
- * all but for one in 2^64. */
+/* *sum += a sum over the words and their places; `block` sets blocks of one model apart. The sum
+ * does not depend on the order in which the words are taken. One word that differs always changes
+ * the sum; several words do, except once in 2^64. */
 void cuda_sum_words(void *stream, uint32_t block, size_t count, const void *words, uint64_t *sum);
 
 /* QSGD (Alistarh et al. 2017) in buckets of QSGD_BUCKET: q = sign(x) * xi(x), norm the bucket's L2
- * norm, levels up to 127. Which way a value rounds: Philox of (seed, round, its place). */
+ * norm, levels up to 127. Philox of (seed, round, its place) decides which way a value rounds. */
 enum { QSGD_BUCKET = 512, QSGD_LEVELS = 127, QSGD_USE = 10 };
 void cuda_quantise(void *stream, uint64_t seed, uint32_t round, size_t count, const float *x,
                    int8_t *q, float *norms);

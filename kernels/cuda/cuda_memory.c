@@ -30,7 +30,7 @@ size_t cuda_memory_left(void)
     return left;
 }
 
-/* Of the cap `rest` bytes must be left. */
+/* Counts the bytes as held, if the cap then leaves `rest` bytes. */
 static int promise(size_t bytes, size_t rest, const char *what, err *e)
 {
     pthread_mutex_lock(&lock);
@@ -87,7 +87,7 @@ static int leaves_half(const driver *d, device *dev, size_t bytes, const char *w
                    (double)f.memory_bytes / 0x1p20);
 }
 
-/* Asked again when it is taken: of processes that take at once the last sees what all took. */
+/* Looks again after taking: of processes that take at once, the last one sees what all took. */
 int cuda_memory_take_spare(const driver *d, device *dev, size_t bytes, size_t rest,
                            const char *what, void **out, err *e)
 {

@@ -7,7 +7,8 @@
 
 #include "driver.h"
 
-/* What a part of a block takes, so that the next one begins where a load of any width may. */
+/* The size of a part of a block, rounded so that the next part begins where a load of any width
+ * may. */
 static inline size_t cuda_aligned(size_t bytes)
 {
     return (bytes + 255) / 256 * 256;
@@ -22,9 +23,9 @@ size_t cuda_memory_left(void); /* SIZE_MAX without a cap */
  * activations") and the need stand in the message. */
 int cuda_memory_take(const driver *d, device *dev, size_t bytes, const char *what, void **out,
                      err *e);
-/* The same for what can be done without. Of the cap `rest` bytes are left. Where there is none,
- * nobody here knows what other processes of the device will need: half of its memory stays free,
- * however many of them take some in this way. */
+/* The same for memory that the caller can do without. `rest` bytes of the cap stay free. Without a
+ * cap, half of the device's memory stays free, however many processes take memory in this way:
+ * nobody here knows what other processes of the device will need. */
 int cuda_memory_take_spare(const driver *d, device *dev, size_t bytes, size_t rest,
                            const char *what, void **out, err *e);
 void cuda_memory_give(const driver *d, device *dev, void *p, size_t bytes);

@@ -37,7 +37,7 @@ cuda_model cuda_model_mean(const program *p)
 
 /* ---- the mean's memory ----------------------------------------------------------------------- */
 
-/* The blocks one behind the other; gives the bytes of all. */
+/* Lays out the blocks, one behind the other; returns the bytes of all. */
 static size_t lay(const program *p, backend_ipc_handle *l)
 {
     l->params = 0;
@@ -74,7 +74,7 @@ void cuda_mean_drop(program *p)
 
 /* ---- on the stream --------------------------------------------------------------------------- */
 
-/* The place of a step's result holds the sum: a result is read before the next call begins. */
+/* The sum lies in the place of a step's result, which is read before the next call begins. */
 int cuda_model_sum(program *p, const cuda_model *m, uint64_t *out, err *e)
 {
     uint64_t *sum = (uint64_t *)(void *)p->result;
@@ -126,8 +126,8 @@ int cuda_model_clear(program *p, const cuda_model *m, err *e)
                : 0;
 }
 
-/* What was copied is summed, not what it was copied from. Where that is something else all of it is
- * cleared: what lies between the parameters is merged too, and nobody else would write it. */
+/* Sums the copy, and not what it was copied from. Where the sum differs, the whole model is
+ * cleared: the gaps between parameters are merged too, and nothing else would write them. */
 int cuda_model_adopt(program *p, const cuda_model *from, uint64_t sum, err *e)
 {
     const cuda_model to = cuda_model_own(p);

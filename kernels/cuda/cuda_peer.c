@@ -1,11 +1,12 @@
-/* cuda_peer.c: models that processes of their own hold on one device, read where they lie; see
+/* cuda_peer.c: averages models that several processes hold on one device, read where they lie; see
  * backend_peers.
  *
- * A process lends the one block that its program has (cuda_plan.c); who leads also lends a block
- * for the mean. Nobody is asked before his memory is read, and he may end at that instant: what is
- * read then is anything. So what is lent comes with a sum over it, and what was read counts only if
- * it has that sum afterwards. (Its owner writes it while he trains alone, and memory that was given
- * up does not become again what it was.) */
+ * A process exports the one block that its program has (cuda_plan.c) by an IPC handle. The reduce
+ * root also exports a block for the mean. No process is asked before its memory is read, and the
+ * process may end at that moment: what is read then is undefined. Each handle therefore comes with
+ * a fingerprint, a sum over the block. What was read counts only if it has that sum afterwards.
+ * (Only its owner writes the block, while it trains alone. Memory that was given up does not get
+ * its old contents back.) */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@ typedef struct peers {
     int count;
 } peers;
 
-/* ---- lending --------------------------------------------------------------------------------- */
+/* ---- exporting handles ----------------------------------------------------------------------- */
 
 static int make_peers(program *p, err *e)
 {
@@ -86,7 +87,7 @@ void cuda_peers_drop(program *p)
     p->peers = NULL;
 }
 
-/* ---- borrowing ------------------------------------------------------------------------------- */
+/* ---- opening handles ------------------------------------------------------------------------- */
 
 static bool lies_here(const program *p, const backend_ipc_handle *l)
 {
@@ -113,8 +114,8 @@ static int borrow(program *p, const backend_ipc_handle *l, cuda_model *out, err 
     return 0;
 }
 
-/* At the end of every call: what is open stays on the GPU when its process has ended, and the one
- * started in its place may find no room. Where a call failed, what it began may still read. */
+/* Called at the end of every call: an open block stays on the GPU when its owner has ended, and the
+ * owner's replacement may find no room. The work of a failed call may still read, so this waits. */
 static void close_all(program *p)
 {
     peers *all = p->peers;
@@ -125,7 +126,7 @@ static void close_all(program *p)
         p->d->close_shared(p->dev, all->open[--all->count]);
 }
 
-/* Whether they can be opened at all. */
+/* Checks that the blocks can be opened at all. */
 static int try_to_borrow(program *p, const backend_ipc_handle *of, int n, err *e)
 {
     cuda_model unused;
@@ -157,7 +158,7 @@ static int sum_own(backend_program *base, uint64_t *out, err *e)
 
 /* ---- the mean -------------------------------------------------------------------------------- */
 
-/* Those with a weight, in their order. */
+/* The models with a weight, in their order. */
 typedef struct inputs {
     cuda_model of[CUDA_MERGE_MAX];
     double weight[CUDA_MERGE_MAX];
@@ -166,8 +167,8 @@ typedef struct inputs {
     int count;
 } inputs;
 
-/* A process that ended is followed by another one: that its model cannot be opened any more is no
- * reason to average elsewhere from now on. */
+/* A process that has ended is replaced. The error is then ERR_CORRUPT: a model that cannot be
+ * opened any more is no reason to average elsewhere from now on. */
 static int not_there(const program *p, const backend_ipc_handle *l, err *e)
 {
     if (e && e->code == ERR_UNSUPPORTED && lies_here(p, l))
@@ -205,7 +206,7 @@ static int check_sums(program *p, const inputs *in, int *bad, err *e)
     return 0;
 }
 
-/* Alone, the one that is not finite stays so. */
+/* Merges each model alone: the one that is not finite stays so. */
 static int find_infinite(program *p, const inputs *in, const cuda_model *scratch, int *bad, err *e)
 {
     static const double one = 1;

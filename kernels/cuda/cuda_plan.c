@@ -6,7 +6,8 @@
 
 #include "common/base/cleanup.h"
 #include "cuda_memory.h"
-#include "cuda_program.h"
+#include "cuda_run.h"
+#include "kernels/ops.h"
 #include "kernels/plan.h"
 
 /* ---- fusing ---------------------------------------------------------------------------------- */
@@ -96,7 +97,7 @@ static pool_shape pool_shape_of(const conv_shape *c, const graph_node *n)
                         .pad_w = n->pool.pad_w};
 }
 
-/* Notes what can be fused; whether it is to be. What there is no room to note stays apart. */
+/* Notes a possible fusing; whether it is to be done. Without room for the note it is not done. */
 static bool fuses(program *p, int at, fusing_kind kind)
 {
     if (p->fusing_count == FUSINGS_MAX)
@@ -105,8 +106,8 @@ static bool fuses(program *p, int at, fusing_kind kind)
     return !(p->apart >> p->fusing_count++ & 1);
 }
 
-/* Where both are small, the library's launches and the tensor between them may not be worth their
- * while. */
+/* A small convolution and its pooling may run as one kernel: the library's launches and the tensor
+ * between them may cost more than they gain. */
 static void take_pool(program *p, layer *l)
 {
     const graph *g = p->g;
@@ -134,7 +135,7 @@ static bool is_vector(const layer *l)
     return l->node->op == OP_LINEAR && l->conv.h * l->conv.w == 1 && l->conv.groups == 1;
 }
 
-/* From the loss backward, as many linear layers in a row as are small enough together. */
+/* The head: from the loss backward, as many linear layers in a row as are small enough together. */
 static void find_head(program *p)
 {
     int first = p->layer_count;
@@ -160,7 +161,8 @@ static void find_head(program *p)
 
 enum { BESIDE_LEAST = 4 };
 
-/* Of few convolutions most are fused, or too small for two kernels to gain from each other. */
+/* Models of few convolutions have no branch: most of these are fused, or too small for two kernels
+ * to gain from each other. */
 static void find_beside(program *p)
 {
     for (int i = 0; i < p->g->node_count; i++)
@@ -168,10 +170,14 @@ static void find_beside(program *p)
     p->beside = !p->c.inference && p->convolutions >= BESIDE_LEAST && fuses(p, 0, FUSING_BESIDE);
 }
 
-/* A window's place must fit winner's 16 bits, and our products count rows in 31. */
+/* A layer needs kernels, a window's place must fit winner's 16 bits, and our products count rows
+ * in 31. */
 static int check_node(const program *p, const graph_node *n, err *e)
 {
     size_t batch = (size_t)p->c.batch;
+    if (!cuda_ops[n->op].forward)
+        return err_set(e, ERR_UNSUPPORTED, "%s: the GPU has no kernels for %s", n->name,
+                       graph_op_name(n->op));
     if (n->op == OP_MAX_POOL &&
         (size_t)n->pool.kernel_h * (size_t)n->pool.kernel_w > POOL_WINDOW_MAX)
         return err_set(e, ERR_UNSUPPORTED, "%s: a window of %dx%d is too large for the GPU",
@@ -182,7 +188,8 @@ static int check_node(const program *p, const graph_node *n, err *e)
     return 0;
 }
 
-/* Who makes each tensor, who reads it last, and through which a gradient must flow. */
+/* Finds the layer that makes each tensor, the last layer that reads it, and the tensors through
+ * which a gradient must flow. */
 static void trace(program *p)
 {
     for (int l = 0; l < p->layer_count; l++) {
@@ -301,7 +308,8 @@ static void set_lifetimes(const program *p, plan_item *items)
             items[nodes + out] =
                 (plan_item){.bytes = bytes, .first = begin, .last = 2 * T - l + lingers(p, at)};
         }
-        int moment = training && graph_reads_inputs(at->node->op) ? 2 * T - l + lingers(p, at) : l;
+        int moment =
+            training && op_rows[at->node->op].reads_inputs ? 2 * T - l + lingers(p, at) : l;
         for (int k = 0; k < at->node->in_count; k++)
             until(&items[at->node->in[k]], moment);
         if (at->also >= 0)
@@ -402,7 +410,7 @@ static size_t needs(const program *p, const layer *l)
            made * (!p->c.inference && p->tensors[l->out].needs ? 2 : 1);
 }
 
-/* The layer that needs the most: the one to name when memory is short. */
+/* The layer that needs the most memory, to be named when memory is short. */
 static const char *largest(const program *p)
 {
     const layer *best = NULL;
@@ -445,7 +453,7 @@ int cuda_plan_memory(program *p, err *e)
     if (arena == SIZE_MAX)
         return err_set(e, ERR_NOMEM, "no memory for the plan of %zu layers", nodes);
     for (int l = 0; l < p->layer_count; l++)
-        if (p->layers[l].node->weight >= 0 && p->layers[l].node->op != OP_BATCH_NORM)
+        if (p->layers[l].node->op == OP_CONV2D || p->layers[l].node->op == OP_LINEAR)
             turn(p, p->layers[l].node);
     count_scratch(p, &sums, &norm);
     lay_staging(p);

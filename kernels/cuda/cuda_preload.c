@@ -1,11 +1,11 @@
-/* cuda_preload.c: runs what is known to be the fastest way of some layers, before anyone has such
- * a layer; see backend.h.
+/* cuda_preload.c: runs the known fastest ways of some layers before any program has such a layer;
+ * see backend.h.
  *
- * The first run of a library's kernel loads it, which takes milliseconds, and so does a plan of
- * cuDNN's: half of a large model's start. Of the entries of the cache those of this device and
- * build are run once, the last ones first, on zeros, with the device that the next program gets
- * (cuda_devices.h), which keeps its plans. Who else uses the GPU must hardly notice: memory, number
- * and time are bounded. Our own kernels take microseconds to load. */
+ * The first run of a library's kernel loads it, which takes milliseconds, and so does making a plan
+ * of cuDNN's: together half of a large model's start. The cache's entries of this device and build
+ * are run once, the newest first, on zeros. They run on the device that the next program gets
+ * (cuda_devices.h), which keeps its plans. Other users of the GPU must hardly notice: memory,
+ * number and time are bounded. Our own kernels take microseconds to load. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -33,7 +33,8 @@ static int64_t now_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* False: it wants more than there is for one. In floating point, where no product overflows. */
+/* False: the operands need more memory than one entry may have. Sizes are in floating point, where
+ * no product overflows. */
 static bool place(part *p)
 {
     const conv_shape *s = &p->task.s;
@@ -58,7 +59,7 @@ static bool place(part *p)
     return p->way.workspace <= BYTES_MAX - bytes;
 }
 
-/* What there is to be run, without running it. */
+/* Lists what can be run, without running it. */
 static int collect(const driver *d, device *dev, const device_facts *f, int64_t deadline_ms,
                    part *list)
 {
@@ -69,7 +70,7 @@ static int collect(const driver *d, device *dev, const device_facts *f, int64_t 
         if (strcmp(winner, WINNER_OWN) == 0 || !cuda_task_of_key(f, key, &p->task))
             continue;
         p->way.workspace = 0;
-        if (!place(p)) /* a library is asked for nothing that is too large as it is */
+        if (!place(p)) /* the library is not asked about what is too large already */
             continue;
         if (now_ms() >= deadline_ms)
             break;
@@ -86,7 +87,7 @@ static void run_part(const driver *d, device *dev, const part *p, char *memory)
                        .out = memory + p->at[3],
                        .workspace = memory + p->at[OPERANDS],
                        .workspace_bytes = p->way.workspace};
-    (void)d->run(dev, &p->task, p->way.id, &o, NULL); /* who wants it tries it himself */
+    (void)d->run(dev, &p->task, p->way.id, &o, NULL); /* a failure shows where the way is used */
 }
 
 static void run_all(const driver *d, device *dev, int64_t deadline_ms)
@@ -101,7 +102,7 @@ static void run_all(const driver *d, device *dev, int64_t deadline_ms)
     int count = collect(d, dev, &f, deadline_ms, list);
     for (int i = 0; i < count; i++)
         most = list[i].bytes > most ? list[i].bytes : most;
-    if (most > f.free_bytes / 2) /* it may be booked for one that is about to take it */
+    if (most > f.free_bytes / 2) /* a program that starts now may count on the rest */
         return;
     if (!count || cuda_memory_take(d, dev, most, "what is rehearsed", &memory, &ignored))
         return;
@@ -109,7 +110,7 @@ static void run_all(const driver *d, device *dev, int64_t deadline_ms)
         for (int i = 0; i < count && now_ms() < deadline_ms; i++)
             run_part(d, dev, &list[i], memory);
     if (d->wait(dev, NULL))
-        d->wait(dev, NULL); /* which forgets the failure */
+        d->wait(dev, NULL); /* clears the failure */
     cuda_memory_give(d, dev, memory, most);
 }
 

@@ -1,13 +1,15 @@
 /* cuda_program.h: what the files of the CUDA backend share: one graph made ready for the device.
  *
- * The graph's nodes become layers: a convolution, a linear layer, a batch norm or a sum takes the
- * ReLU behind it along, a batch norm also the sum before that ReLU (a residual block's end), each
- * of them a flatten that moves nothing. Where that was measured to be faster (cuda_fuse.c), a small
- * convolution takes the max pooling behind it and its ReLU along, and the linear layers before the
- * loss and the loss are run as one, the head. Every layer makes one tensor, NHWC. Parameters,
- * gradients and optimizer state lie on the device in the layout of the host's block, offset by
- * offset, but weights are (K, R, S, C) inside: the optimizer and the averaging see floats in a row
- * and do not care. */
+ * The graph's nodes become layers. A convolution, a linear layer, a batch norm or a sum takes the
+ * ReLU behind it along. A batch norm also takes the sum before that ReLU (the end of a residual
+ * block). Each of them takes a flatten that moves nothing. Where it was measured to be faster
+ * (cuda_fuse.c), a small convolution takes its ReLU and the max pooling behind it along, and the
+ * linear layers before the loss run with the loss as one, the head. Every layer makes one tensor,
+ * NHWC.
+ *
+ * Parameters, gradients and optimizer state lie on the device in the layout of the host's block,
+ * offset by offset. Weights are (K, R, S, C) inside: the optimizer and the averaging see floats in
+ * a row, and their order does not matter. */
 #ifndef KUBEML_CUDA_PROGRAM_H
 #define KUBEML_CUDA_PROGRAM_H
 
@@ -27,7 +29,7 @@ typedef struct fusing {
     fusing_kind kind;
 } fusing;
 
-/* As a key and the list of choices call it. */
+/* The name in a key and in the list of choices. */
 static inline const char *fusing_name(fusing_kind kind)
 {
     static const char *const names[] = {"pooling", "head", "beside"};
@@ -66,18 +68,18 @@ typedef struct turned {
 typedef struct staging {
     size_t args, scale_shift, labels, keys, targets, x; /* x is last: only what is used is copied */
     size_t bytes;
-    /* The way back: in the host's block alone, behind the rest. Kernels write to it, and no copy
+    /* The result: in the host's block alone, behind the rest. Kernels write to it, and no copy
      * follows them. */
     size_t result;
     char *host, *device;
 } staging;
 
-/* A share on the device: samples as the host has them, and a block of the program's own with what
- * differs between the updates, for some of them at a time.
+/* A share on the device: samples as the host has them, and a block of the program's own with the
+ * numbers that differ between updates, for some updates at a time.
  *
- * Updates take turns: the first, third ... of a list read their numbers from its first place, the
- * others from its second, each of them where the one before it has put them. So every second
- * update's graph is another. */
+ * Updates take turns at two places. The first, third ... update of a list reads its numbers from
+ * the first place, the others from the second. The update before has put the numbers there. Every
+ * second update therefore has another graph. */
 typedef struct share {
     char *memory;
     size_t bytes;
@@ -132,16 +134,16 @@ typedef struct program {
     float *logits;
     void *workspace; /* the libraries' */
     size_t workspace_bytes;
-    size_t workspace_aside; /* where that of the gradients of weights begins; 0: they share it */
-    /* what an offer's workspace may be here: a power of two, WORKSPACE_MAX where there is room */
+    size_t workspace_aside; /* where the workspace of weights' gradients begins; 0: shared */
+    /* the largest workspace of an offer here: a power of two, WORKSPACE_MAX where there is room */
     size_t workspace_limit;
     staging in;
 
     device_graph *graphs[RUN_KINDS];
     share share;
-    struct peers *peers; /* cuda_peer.c's; NULL: nobody else reads this model */
+    struct peers *peers; /* cuda_peer.c's; NULL: no other process reads this model */
     struct { /* cuda_models.c's: of models of several processes */
-        char *memory; /* NULL: it was never wanted */
+        char *memory; /* NULL: not wanted yet */
         size_t bytes;
         backend_ipc_handle place; /* where in it */
     } mean;
@@ -155,44 +157,45 @@ int cuda_plan_memory(program *p, err *e);
 /* Whether a flatten's values keep their order (the layer behind it has turned its weights). */
 bool cuda_flatten_copies(const program *p, const graph_node *flatten);
 
-/* cuda_algo.c: measures what the libraries offer against our own kernels, or knows it from the
- * cache; takes the workspace; writes `choices`. */
+/* cuda_algo.c: takes each choice from the cache, or times what the libraries offer against our own
+ * kernels; takes the workspace; writes `choices`. */
 int cuda_choose(program *p, err *e);
-/* Before something is timed: an idle GPU's clocks are low, and what comes first would seem slow.
- * May clear all of the program's memory. */
+/* Called before something is timed: an idle GPU's clocks are low, and what runs first would seem
+ * slow. May clear all of the program's memory. */
 void cuda_wake(program *p);
 
 /* cuda_autotune.c */
 void cuda_algorithms_read(void); /* the cache's file, once a process */
-/* The cache's entries, which cuda_fuse.c keeps there too; what was learned is written by `keep`. */
+/* The cache's entries; cuda_fuse.c has its own there too. cuda_algorithms_keep writes the file. */
 bool cuda_autotune_find(const char *key, char winner[WINNER_BYTES]);
-/* The one that came so many before the last; false: there are not so many. */
+/* The entry `at` places before the newest; false: there are fewer. */
 bool cuda_algorithm_at(int at, char key[KEY_BYTES], char winner[WINNER_BYTES]);
 void cuda_algorithm_learn(const char *key, const char *winner);
 void cuda_algorithms_keep(void);
-/* What a key begins with: machine type, libraries, and which kernels of ours there are. */
+/* The beginning of a key: machine type, libraries, and the version of our own kernels. */
 void cuda_begin_key(const device_facts *f, char key[KEY_BYTES]);
-/* A shape in the words of a key. */
+/* A shape as a key writes it. */
 int cuda_shape_text(const conv_shape *s, char *text, size_t room);
 extern const char *const cuda_pass_names[CONV_PASSES];
 extern const char *const cuda_precision_names[]; /* by backend_precision */
 /* The key of a convolution's or linear layer's pass, without a limit. */
 void cuda_task_key(const device_facts *f, const conv_task *t, char key[KEY_BYTES]);
-/* Whose key that is, if it is one of those, of this device and build. */
+/* The task whose key that is; false: it is none of this device and build. */
 bool cuda_task_of_key(const device_facts *f, const char *key, conv_task *out);
-/* backend.known and backend.learned. */
+/* backend.autotune_load and backend.autotune_dump. */
 void cuda_autotune_load(const char *lines);
 char *cuda_autotune_dump(void);
 
-/* cuda_preload.c: backend.rehearse. */
+/* cuda_preload.c: backend.preload. */
 void cuda_preload(int ordinal);
 
-/* cuda_fuse.c: which of the fusings that this graph allows are not to be done, by what was measured
- * once per machine type and shape. */
+/* cuda_fuse.c: sets a bit of *apart for each fusing of this graph that is not to be done, as
+ * measured once for each machine type and shape. */
 int cuda_fuse(const graph *g, const backend_config *c, uint32_t *apart, err *e);
 
-/* cuda_backend.c: a program with its layers, then its memory and choices; what a function enqueues,
- * as a graph (`out` stays as it is where that fails); a run's graph, captured the first time. */
+/* cuda_backend.c. cuda_begin makes a program with its layers, cuda_finish its memory and choices.
+ * cuda_capture makes a graph of what `enqueue` enqueues; `out` stays as it is on failure.
+ * cuda_graph makes a run's graph, the first time. */
 typedef int cuda_work(program *p, const void *of, err *e);
 int cuda_begin(const graph *g, const backend_config *c, uint32_t apart, program **out, err *e);
 int cuda_finish(program *p, err *e);
@@ -224,7 +227,7 @@ void cuda_comm_drop(program *p);
 /* cuda_backend.c: the optimizer's numbers of one update, as kernels/optim.c computes them. */
 void cuda_set_update(const program *p, step_args *a, backend_update u);
 
-/* cuda_backend.c: waits for all that was enqueued, and reads what it left in cuda_result. */
+/* cuda_backend.c: waits for all enqueued work, and reads what it left in cuda_result. */
 int cuda_read_result(program *p, backend_result *result, err *e);
 
 /* Where the host finds a result: memory of its own that the device can write to. */
@@ -233,12 +236,12 @@ static inline step_result *cuda_result(const program *p)
     return (step_result *)(void *)(p->in.host + p->in.result);
 }
 
-/* cuda_run.c: enqueues one run's work. A batch that was given leaves its result in cuda_result, a
- * step whose batch is gathered in p->result, on the device. */
+/* cuda_run.c: enqueues one run's work. A step with a given batch leaves its result in cuda_result;
+ * a step whose batch is gathered leaves it in p->result, on the device. */
 int cuda_enqueue(program *p, run_kind kind, err *e);
 int cuda_enqueue_gathered(program *p, const gathering *from, err *e);
 
-/* One pass of one layer as it was chosen, or, while choosing, as `choice` says. */
+/* One pass of one layer, by the way `choice`: the layer's own, or another while ways are timed. */
 int cuda_conv_pass(program *p, const layer *l, conv_pass pass, int choice, bool add, err *e);
 conv_task cuda_conv_task(const program *p, const layer *l, conv_pass pass, bool add);
 

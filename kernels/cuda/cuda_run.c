@@ -1,8 +1,8 @@
 /* cuda_run.c: enqueues a forward pass, the loss and an update, and between them cuda_backward.c's
  * backward pass; see cuda_program.h.
  *
- * Nothing here waits and nothing depends on the batch: what is enqueued is captured once, at
- * prepare, and replayed for every batch, whose size and numbers lie in step_args on the device. */
+ * Nothing here waits and nothing depends on the batch: the work is captured once and replayed for
+ * every batch, whose size and numbers lie in step_args on the device. */
 #include <assert.h>
 
 #include "cuda_run.h"
@@ -95,8 +95,34 @@ pool_shape cuda_pool_of(const run *r, const layer *l)
     return s;
 }
 
-static void forward_norm(run *r, const layer *l, const tensor *y)
+int cuda_forward_input(run *r, const layer *l, const tensor *y, err *e)
 {
+    program *p = r->p;
+    const staging *in = &p->in;
+    shape s = l->node->shape;
+    (void)e;
+    if (r->from)
+        cuda_gather(r->stream, r->from, p->c.batch, p->t, y->y);
+    else
+        cuda_input(r->stream, r->args, in->device + in->x,
+                   (const float *)(const void *)(in->device + in->scale_shift), p->c.batch, s.c,
+                   plane(s), p->t, y->y);
+    return 0;
+}
+
+int cuda_forward_conv(run *r, const layer *l, const tensor *y, err *e)
+{
+    program *p = r->p;
+    if (!l->pooled)
+        return cuda_conv_pass(p, l, CONV_FORWARD, l->choice[CONV_FORWARD], false, e);
+    cuda_conv_pool_forward(r->stream, p->t, l->conv, l->pool, input(r, l, 0)->y, weights(p, l),
+                           param(p, l->node->bias), l->relu, r->training ? y->winner : NULL, y->y);
+    return 0;
+}
+
+int cuda_forward_norm(run *r, const layer *l, const tensor *y, err *e)
+{
+    (void)e;
     program *p = r->p;
     const graph_node *n = l->node;
     norm_shape s = cuda_norm_of(r, n);
@@ -107,13 +133,47 @@ static void forward_norm(run *r, const layer *l, const tensor *y)
     if (r->training) {
         cuda_norm_forward(r->stream, p->t, r->args, s, x, p->norm_sums, y->saved, mean, var,
                           p->counters + p->g->vars[n->batches].offset, w, b, also, l->relu, y->y);
-        return;
+        return 0;
     }
     cuda_norm_running(r->stream, s, mean, var, y->saved);
     cuda_norm_apply(r->stream, p->t, r->args, s, x, y->saved, w, b, also, l->relu, y->y);
+    return 0;
 }
 
-static int forward_parts(run *r, const layer *l, const tensor *y, err *e)
+int cuda_forward_act(run *r, const layer *l, const tensor *y, err *e)
+{
+    const graph_node *n = l->node;
+    (void)e;
+    cuda_activation_forward(r->stream, r->p->t, (int)n->act.kind, (float)n->act.slope,
+                            values(r, n->shape), input(r, l, 0)->y, y->y);
+    return 0;
+}
+
+int cuda_forward_max_pool(run *r, const layer *l, const tensor *y, err *e)
+{
+    (void)e;
+    cuda_max_pool_forward(r->stream, r->p->t, cuda_pool_of(r, l), input(r, l, 0)->y,
+                          r->training ? y->winner : NULL, y->y);
+    return 0;
+}
+
+int cuda_forward_avg_pool(run *r, const layer *l, const tensor *y, err *e)
+{
+    (void)e;
+    cuda_avg_pool_forward(r->stream, r->p->t, cuda_pool_of(r, l), input(r, l, 0)->y, y->y);
+    return 0;
+}
+
+int cuda_forward_pair(run *r, const layer *l, const tensor *y, err *e)
+{
+    const graph_node *n = l->node;
+    (void)e;
+    cuda_pair_forward(r->stream, r->p->t, n->op == OP_MUL, l->relu, broadcasts(r, l), r->p->c.batch,
+                      n->shape.c, plane(n->shape), input(r, l, 0)->y, input(r, l, 1)->y, y->y);
+    return 0;
+}
+
+int cuda_forward_parts(run *r, const layer *l, const tensor *y, err *e)
 {
     const graph_node *n = l->node;
     size_t rows = (size_t)r->p->c.batch * (size_t)plane(n->shape);
@@ -129,14 +189,16 @@ static int forward_parts(run *r, const layer *l, const tensor *y, err *e)
     return 0;
 }
 
-static void forward_flatten(run *r, const layer *l, const tensor *y)
+int cuda_forward_flatten(run *r, const layer *l, const tensor *y, err *e)
 {
     shape in = input_shape(r, l, 0);
+    (void)e;
     if (cuda_flatten_copies(r->p, l->node))
         cuda_copy(r->stream, r->p->t, values(r, in), input(r, l, 0)->y, y->y, false);
     else
         cuda_transpose(r->stream, r->p->t, r->p->c.batch, plane(in), in.c, input(r, l, 0)->y, y->y,
                        false);
+    return 0;
 }
 
 void cuda_run_dropout(run *r, const layer *l, const void *x, void *y, bool add)
@@ -148,79 +210,24 @@ void cuda_run_dropout(run *r, const layer *l, const void *x, void *y, bool add)
                  n->dropout.layer, p->c.batch, n->shape.c, plane(n->shape), x, y, add);
 }
 
-static void forward_pooled(run *r, const layer *l, const tensor *y)
+int cuda_forward_dropout(run *r, const layer *l, const tensor *y, err *e)
 {
-    program *p = r->p;
-    cuda_conv_pool_forward(r->stream, p->t, l->conv, l->pool, input(r, l, 0)->y, weights(p, l),
-                           param(p, l->node->bias), l->relu, r->training ? y->winner : NULL, y->y);
-}
-
-static int forward_layer(run *r, const layer *l, err *e)
-{
-    program *p = r->p;
-    const graph_node *n = l->node;
-    const tensor *y = &p->tensors[l->out];
-    const staging *in = &p->in;
-    shape s = n->shape;
-    switch (n->op) {
-    case OP_INPUT:
-        if (r->from)
-            cuda_gather(r->stream, r->from, p->c.batch, p->t, y->y);
-        else
-            cuda_input(r->stream, r->args, in->device + in->x,
-                       (const float *)(const void *)(in->device + in->scale_shift), p->c.batch, s.c,
-                       plane(s), p->t, y->y);
-        return 0;
-    case OP_CONV2D:
-    case OP_LINEAR:
-        if (l->pooled) {
-            forward_pooled(r, l, y);
-            return 0;
-        }
-        return cuda_conv_pass(p, l, CONV_FORWARD, l->choice[CONV_FORWARD], false, e);
-    case OP_BATCH_NORM:
-        forward_norm(r, l, y);
-        return 0;
-    case OP_ACTIVATION:
-        cuda_activation_forward(r->stream, p->t, (int)n->act.kind, (float)n->act.slope,
-                                values(r, s), input(r, l, 0)->y, y->y);
-        return 0;
-    case OP_MAX_POOL:
-        cuda_max_pool_forward(r->stream, p->t, cuda_pool_of(r, l), input(r, l, 0)->y,
-                              r->training ? y->winner : NULL, y->y);
-        return 0;
-    case OP_AVG_POOL:
-    case OP_ADAPTIVE_AVG_POOL:
-        cuda_avg_pool_forward(r->stream, p->t, cuda_pool_of(r, l), input(r, l, 0)->y, y->y);
-        return 0;
-    case OP_ADD:
-    case OP_MUL:
-        cuda_pair_forward(r->stream, p->t, n->op == OP_MUL, l->relu, broadcasts(r, l), p->c.batch,
-                          s.c, plane(s), input(r, l, 0)->y, input(r, l, 1)->y, y->y);
-        return 0;
-    case OP_CONCAT:
-    case OP_PAD_CHANNELS:
-        return forward_parts(r, l, y, e);
-    case OP_FLATTEN:
-        forward_flatten(r, l, y);
-        return 0;
-    case OP_DROPOUT:
-        if (r->training)
-            cuda_run_dropout(r, l, input(r, l, 0)->y, y->y, false);
-        else
-            cuda_copy(r->stream, p->t, values(r, s), input(r, l, 0)->y, y->y, false);
-        return 0;
-    case OP_COUNT:
-        break;
-    }
-    return err_set(e, ERR_INTERNAL, "layer %s has no kernel", n->name);
+    (void)e;
+    if (r->training)
+        cuda_run_dropout(r, l, input(r, l, 0)->y, y->y, false);
+    else
+        cuda_copy(r->stream, r->p->t, values(r, l->node->shape), input(r, l, 0)->y, y->y, false);
+    return 0;
 }
 
 static int forward(run *r, err *e)
 {
-    for (int l = 0; l < r->p->head; l++)
-        if (forward_layer(r, &r->p->layers[l], e))
+    const program *p = r->p;
+    for (int i = 0; i < p->head; i++) {
+        const layer *l = &p->layers[i];
+        if (cuda_ops[l->node->op].forward(r, l, &p->tensors[l->out], e))
             return -1;
+    }
     return 0;
 }
 
@@ -247,8 +254,8 @@ head_shape cuda_head_of(const program *p)
     return h;
 }
 
-/* Its layers and the loss; in training also what flows back out of it, which nobody before it has
- * written to. */
+/* Enqueues the head's layers and the loss; in training also the gradient of the head's input, to
+ * which nothing has written before. */
 static void run_head(run *r)
 {
     program *p = r->p;
@@ -311,9 +318,9 @@ static optim_block block_of(const run *r)
                          .w16 = p->t == ELEMENT_BF16 ? p->weights16 : NULL};
 }
 
-/* Whether every gradient is made by a kernel that can take its parameter's step along: our own, of
- * the head and of convolutions with their pooling. Of others' gradients the optimizer's kernel
- * would be left, and no launch saved. */
+/* Whether every gradient is made by a kernel that can take its parameter's step along: our kernels
+ * of the head and of convolutions with their pooling. Otherwise the optimizer's kernel would still
+ * run for the other gradients, and no launch would be saved. */
 static bool updates_itself(const program *p)
 {
     for (int l = 0; l < p->head; l++)

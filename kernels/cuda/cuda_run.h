@@ -13,7 +13,7 @@ typedef struct run {
     step_result *result;
     bool training;
     const optim_block *update; /* parameters take their step where gradients are made; or NULL */
-    bool written[GRAPH_NODES_MAX]; /* has this node's gradient got its first part? */
+    bool written[GRAPH_NODES_MAX]; /* this node's gradient has its first part */
     int branch;                    /* the layer whose weights' gradients are on a branch; 0: none */
 } run;
 
@@ -65,6 +65,25 @@ norm_shape cuda_norm_of(const run *r, const graph_node *n);
 pool_shape cuda_pool_of(const run *r, const layer *l);
 head_shape cuda_head_of(const program *p);
 void cuda_run_dropout(run *r, const layer *l, const void *x, void *y, bool add);
+
+/* Enqueues one layer, whose tensor is y. */
+typedef int layer_run(run *r, const layer *l, const tensor *y, err *e);
+
+/* cuda_ops.c: the backend's rows of the table of ops (kernels/ops.h). Without `forward` the backend
+ * lacks the op: cuda_plan.c refuses the layer by its name. */
+typedef struct cuda_op {
+    layer_run *forward, *backward; /* the network's input has no gradient */
+} cuda_op;
+extern const cuda_op cuda_ops[OP_COUNT];
+
+/* cuda_run.c */
+layer_run cuda_forward_input, cuda_forward_conv, cuda_forward_norm, cuda_forward_act,
+    cuda_forward_max_pool, cuda_forward_avg_pool, cuda_forward_pair, cuda_forward_parts,
+    cuda_forward_flatten, cuda_forward_dropout;
+/* cuda_backward.c */
+layer_run cuda_backward_conv, cuda_backward_norm, cuda_backward_act, cuda_backward_max_pool,
+    cuda_backward_avg_pool, cuda_backward_pair, cuda_backward_parts, cuda_backward_flatten,
+    cuda_backward_dropout;
 
 /* cuda_backward.c: from the output's gradient to all parameters'. */
 int cuda_run_backward(run *r, err *e);

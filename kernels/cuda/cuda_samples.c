@@ -119,7 +119,8 @@ static void set_state(cuda_samples *h, uint32_t block, block_state state)
     pthread_cond_broadcast(&changed);
 }
 
-/* Whether it is this thread's to read. Who reads it now gives up when the store does. */
+/* Whether this thread is to read the block. Waits while another thread reads it; that thread gives
+ * up when the store does. */
 static bool begin_block(cuda_samples *h, uint32_t block)
 {
     pthread_mutex_lock(&lock);
@@ -156,7 +157,7 @@ static int copy_block(cuda_samples *h, device *dev, const backend_reader *from, 
                           n * outputs * sizeof *r.targets, COPY_IN, e)
                 : d->copy(dev, h->at.labels + at, r.labels, n * sizeof *r.labels, COPY_IN, e))
         return -1;
-    return d->wait(dev, e); /* the next block may take the rows' place, other streams read these */
+    return d->wait(dev, e); /* the next block may take r's place; other streams read this */
 }
 
 int cuda_samples_bring(cuda_samples *h, device *dev, const backend_reader *from,

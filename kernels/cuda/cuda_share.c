@@ -1,11 +1,12 @@
 /* cuda_share.c: an epoch over samples that lie on the device; see backend.h.
  *
- * An update is a step whose first kernel gathers its samples, straight into the network's input,
+ * An update is a step whose first kernel gathers its samples straight into the network's input,
  * puts the next update's numbers in place and adds the result of the update before. The host
- * enqueues the graphs of as many updates as there are, some together, with the numbers of the next
- * ones before them every UPDATES, and waits for the first of them when DRIVER_EVENTS lie before it,
- * so that it can tell how far the device is. The samples lie apart (cuda_samples.h): programs of
- * one process share them. */
+ * enqueues the graphs of all updates, some updates together. Every UPDATES updates it enqueues the
+ * numbers of the next ones before them. Once DRIVER_EVENTS graphs are under way it waits for the
+ * first of them, so that it can report how far the device is.
+ *
+ * The samples lie apart (cuda_samples.h): programs of one process share them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,7 +110,7 @@ static int enqueue(program *p, int turn, err *e)
     return cuda_enqueue_gathered(p, &from, e);
 }
 
-/* So many updates, from that turn on. */
+/* `count` updates, the first at that turn. */
 typedef struct updates {
     uint32_t turn, count;
 } updates;
@@ -123,9 +124,10 @@ static int enqueue_updates(program *p, const void *of, err *e)
     return 0;
 }
 
-/* Between two graphs lies more time than between two kernels, and the host starts each, where the
- * programs of one process wait for each other: a small model's updates take not much longer. A deep
- * one's do, and its graphs are long already. */
+/* Captures several updates of a small model in one graph. Between two graphs lies more time than
+ * between two kernels. The host starts each graph, and the programs of one process wait for each
+ * other there. A small model's updates take not much longer than that. A deep model's do, and its
+ * graphs are long already. */
 static int capture_all(program *p, err *e)
 {
     share *h = &p->share;
@@ -143,7 +145,7 @@ int cuda_share_take(backend_program *base, const backend_share *s, err *e)
     cuda_share_drop(p);
     if (!s)
         return 0;
-    /* The samples last: what they must leave free is what is still to come. */
+    /* the samples last: what they must leave free is for what is still to come */
     if (place(p, e) == 0 && bring_scale(p, s, e) == 0 && take_samples(p, s, e) == 0 &&
         capture_all(p, e) == 0)
         return 0;
@@ -157,8 +159,8 @@ int cuda_share_bring(backend_program *base, const uint32_t *order, uint32_t rows
     return cuda_samples_bring(p->share.samples, p->dev, &p->share.reader, order, rows, e);
 }
 
-/* What the graphs read, one an update; rows and places count from the first of UPDATES. The caller
- * frees. */
+/* The numbers of the updates, which the graphs read; rows and places count from the first of each
+ * UPDATES updates. The caller frees. */
 static step_args *list_steps(const program *p, const backend_steps *s, uint32_t count)
 {
     step_args *list = calloc(count, sizeof *list);
@@ -178,7 +180,7 @@ static step_args *list_steps(const program *p, const backend_steps *s, uint32_t 
 /* Graphs that were enqueued, of which the first `awaited` are done. */
 typedef struct flight {
     uint32_t enqueued, awaited;
-    uint32_t updates[DRIVER_EVENTS]; /* of each that is not */
+    uint32_t updates[DRIVER_EVENTS]; /* of each graph that is not done */
 } flight;
 
 static int await_first(program *p, const backend_steps *s, flight *f, err *e)
@@ -205,7 +207,7 @@ static int replay(program *p, const backend_steps *s, flight *f, device_graph *g
     return 0;
 }
 
-/* Updates `first` to `first + count`. */
+/* Updates [first, first + count). */
 static int run_some(program *p, const backend_steps *s, flight *f, const step_args *list,
                     uint32_t first, uint32_t count, err *e)
 {

@@ -16,11 +16,11 @@
     kernel<<<grid, block, 0, (cudaStream_t)(stream)>>>(__VA_ARGS__)
 #define LAUNCH_BLOCK LAUNCH
 #define MULTIPLE_OF(at, bytes) ((void)0)
-/* Before a loop over an array of a thread's own: registers have no addresses, so that a loop that
- * stays one would send the array through memory. */
+/* Before a loop over an array of a thread's own: registers have no addresses, and a loop that is
+ * not unrolled would put the array in memory. */
 #define UNROLL _Pragma("unroll")
 #define UNROLL_BY_4 _Pragma("unroll 4")
-/* Before one that hardly ever runs twice: instructions that nobody needs are fetched, too. */
+/* Before a loop that hardly ever runs twice: unneeded instructions are fetched, too. */
 #define ROLLED _Pragma("unroll 1")
 #else
 #define UNROLL
@@ -131,8 +131,8 @@ static __device__ __forceinline__ int step_at(int at, int stride, int count)
 
 /* ---- four values a thread -------------------------------------------------------------------- */
 
-/* A thread that asks for one value at a time leaves most of a GPU's memory idle, the more so where
- * a value is two bytes. EACH values side by side are one load, and one store. */
+/* A thread that loads one value at a time leaves most of a GPU's memory idle, the more so where a
+ * value is two bytes. EACH values side by side are one load, and one store. */
 template <class T, int EACH> struct alignas(EACH * sizeof(T)) pack {
     T at[EACH];
 };
@@ -163,14 +163,15 @@ static __device__ __forceinline__ void give(T *to, size_t i, const pack<float, E
     store(to, i, result);
 }
 
-/* Whether `count` values of so many bytes go by fours from all of these addresses, ored. */
+/* Whether `count` values of so many bytes can go by fours from all of these addresses, which are
+ * ored. */
 static inline bool in_fours(size_t count, size_t bytes, uintptr_t addresses)
 {
     return count % 4 == 0 && addresses % (4 * bytes) == 0;
 }
 
-/* As `take`, of what another block of the same launch has written: past this multiprocessor's own
- * cache, which may hold what was there before. */
+/* Like `take`, for what another block of the same launch has written: reads past this
+ * multiprocessor's own cache, which may hold older values. */
 template <int EACH>
 static __device__ __forceinline__ pack<double, EACH> take_shared(const double *from, size_t i)
 {
@@ -181,9 +182,9 @@ static __device__ __forceinline__ pack<double, EACH> take_shared(const double *f
     return values;
 }
 
-/* Whether this block is the last of `blocks`, which share a counter, to come here: it then sees
- * what all of them have written before. All threads of a block come here. The counter is 0 before
- * the first block, and again after the last. */
+/* Whether this block is the last of `blocks` to call this; they share a counter. The last block
+ * sees what all of them have written before. All threads of a block call this. The counter is 0
+ * before the first block, and again after the last. */
 static __device__ __forceinline__ bool is_last_block(unsigned *counter, unsigned blocks)
 {
     __shared__ bool last;

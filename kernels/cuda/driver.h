@@ -21,7 +21,7 @@ typedef struct device device;
 typedef struct device_graph device_graph;
 typedef struct device_comm device_comm;
 
-/* What every rank has for a reduction, and what becomes of it. */
+/* A part of what is reduced: every rank has one, and the result replaces it. */
 typedef struct comm_part {
     void *at;
     size_t count;
@@ -57,14 +57,14 @@ static inline bool conv_task_same(const conv_task *a, const conv_task *b)
 
 enum { CONV_OFFERS_MAX = 32, DRIVER_EVENTS = 16 };
 
-/* One way of the libraries' to do it; `id` means something to the driver alone. */
+/* A library's way of a task; only the driver knows what `id` means. */
 typedef struct conv_offer {
     int id;
     size_t workspace;
     char name[32];
 } conv_offer;
 
-/* The one of that name; -1: none. */
+/* The offer of that name; -1: none. */
 static inline int conv_offer_find(const conv_offer *list, int count, const char *name,
                                   conv_offer *out)
 {
@@ -117,9 +117,9 @@ typedef struct driver {
 
     int (*capture)(device *d, err *e);
     int (*captured)(device *d, device_graph **out, err *e);
-    /* In a capture: what comes between branch and trunk depends on what was before it, and runs
-     * beside what comes behind; join: what follows depends on it too. One branch at a time, and
-     * none is open when the capture ends. */
+    /* In a capture: the work between `branch` and `trunk` depends on what was before `branch`, and
+     * runs beside what follows `trunk`. What follows `join` depends on the branch too. One branch
+     * at a time, and none is open when the capture ends. */
     int (*branch)(device *d, err *e);
     int (*trunk)(device *d, err *e);
     int (*join)(device *d, err *e);
@@ -132,16 +132,16 @@ typedef struct driver {
 
     /* What the libraries offer for the task, deterministic ways only; 0: nothing. */
     int (*offers)(device *d, const conv_task *t, conv_offer *list, int room);
-    /* The one of that name, sooner than all of them; -1: it is not to be had. A name that `offers`
-     * does not give, however it came here, gets no way that computes less exactly or in any
-     * order. */
+    /* The offer of that name, sooner than the list of all; -1: it is not available. The name may
+     * come from outside: a name that `offers` does not give never gets a way that computes less
+     * exactly or in any order. */
     int (*offer)(device *d, const conv_task *t, const char *name, conv_offer *out);
     int (*run)(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
 
     /* Memory of `alloc` that another process opens: functions of one job on one device.
-     * ERR_UNSUPPORTED: not between these processes (another GPU or part of one, walls around them),
-     * or its owner is gone; the device works on. What is open stays memory, of any contents, when
-     * its owner gives it up. */
+     * ERR_UNSUPPORTED: not between these processes (another GPU or part of one, a container or
+     * sandbox between them), or the owner is gone; the device still works. Open memory stays
+     * memory, of any contents, when its owner gives it up. */
     int (*share)(device *d, void *p, unsigned char handle[BACKEND_HANDLE_BYTES], err *e);
     int (*open_shared)(device *d, const unsigned char handle[BACKEND_HANDLE_BYTES], void **out,
                        err *e);
@@ -154,18 +154,18 @@ typedef struct driver {
 
     /* Communicators between processes; see backend_comm. None of these calls waits for another
      * process: what `comm_begin` and `comm_reduce` began is done when `comm_poll` says so. After an
-     * error of any of them comm_abort alone is left. */
-    const char *(*comm_missing)(void); /* why there can be none; NULL: there can */
+     * error of any of them, comm_abort is the only call allowed. */
+    const char *(*comm_missing)(void); /* why there are no communicators; NULL: there are */
     int (*comm_id)(unsigned char id[BACKEND_COMM_ID_BYTES], err *e);
     int (*comm_begin)(device *d, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank, int ranks,
                       device_comm **out, err *e);
     /* in place, on the stream */
     int (*comm_reduce)(device *d, device_comm *c, const comm_part *part, int parts, err *e);
     int (*comm_poll)(device *d, device_comm *c, bool *done, err *e);
-    void (*comm_abort)(device *d, device_comm *c); /* also of one that is whole */
+    void (*comm_abort)(device *d, device_comm *c); /* also of a working one */
 } driver;
 
-/* The one that this build has. */
+/* The driver of this build. */
 extern const driver *const cuda_driver;
 
 #endif

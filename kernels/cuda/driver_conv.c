@@ -1,12 +1,13 @@
 /* driver_conv.c: convolutions by cuDNN; see driver.h.
  *
- * Offers are cuDNN's own list for the shape, those it calls deterministic. One that is asked for by
- * its name is made without the list, which takes a while: what that tells beside, what an algorithm
- * keeps of order and precision, its number and arithmetic say alone. An entry of the list is
- * an algorithm with a kind of arithmetic (perf.mathType): its workspace is that pair's, and so is
- * what runs. Descriptors are made for each call: calls happen while algorithms are timed and while
- * a graph is captured, never in training. Weights' gradients of bf16 come out of cuDNN as bf16;
- * they pass through the workspace and leave as floats. */
+ * Offers are those of cuDNN's own list for the shape that cuDNN calls deterministic. An entry of
+ * the list is an algorithm with a kind of arithmetic (perf.mathType): the workspace is that pair's,
+ * and so is what runs. An offer that is asked for by its name is made without the list, which takes
+ * a while. The algorithm's number and arithmetic then decide whether it keeps order and precision.
+ *
+ * Descriptors are made for each call: calls happen while algorithms are timed and while a graph is
+ * captured, never in training. Weights' gradients of bf16 come out of cuDNN as bf16; they pass
+ * through the workspace and leave as floats. */
 #include <stdio.h>
 #include <string.h>
 
@@ -48,7 +49,7 @@ static void forget(shapes *s)
 
 #define cleanup_shapes __attribute__((cleanup(forget)))
 
-/* What is asked for. TF32 is what cuDNN's default permits to floats. */
+/* The arithmetic that is asked for. cuDNN's default permits TF32 to floats. */
 static cudnnMathType_t math_of(const conv_task *t)
 {
     return t->precision == PRECISION_FP32   ? CUDNN_FMA_MATH
@@ -81,7 +82,7 @@ static cudnnStatus_t describe(const conv_task *t, cudnnMathType_t math, shapes *
                                         CUDNN_PROPAGATE_NAN, 0);
 }
 
-/* What the weights pass of bf16 keeps beside cuDNN's own workspace. */
+/* Bytes that the weights pass of bf16 needs beside cuDNN's own workspace. */
 static size_t extra_workspace(const conv_task *t)
 {
     if (t->pass != CONV_WEIGHTS || t->t != ELEMENT_BF16)
@@ -91,7 +92,7 @@ static size_t extra_workspace(const conv_task *t)
 
 /* ---- offers ---------------------------------------------------------------------------------- */
 
-/* What is gathered for a task. */
+/* The offers gathered for a task. */
 typedef struct offers {
     const conv_task *t;
     conv_offer *list;
@@ -106,7 +107,7 @@ static void write_name(char name[32], bool fused, int algo, cudnnMathType_t math
         snprintf(name, 32, "cudnn-%d%s", algo, math_names[math]);
 }
 
-/* An id that is there already stays one offer, with the room that both have. */
+/* A second entry with the same id adds no offer: the larger workspace of both counts. */
 static void add_offer(offers *o, bool fused, int algo, cudnnMathType_t math, size_t workspace)
 {
     int id = fused ? FUSED_ID + (int)math : algo + MATH_ID * (int)math;
@@ -124,8 +125,8 @@ static void add_offer(offers *o, bool fused, int algo, cudnnMathType_t math, siz
     write_name(at->name, fused, algo, math);
 }
 
-/* Whether an entry of the list is one to offer; *math: its arithmetic. One that was kept from
- * tensor cores stays so, whatever its entry says. */
+/* Whether an entry of the list is to be offered; *math: its arithmetic. In fp32 no way uses tensor
+ * cores, whatever its entry says. */
 static bool usable(const offers *o, cudnnStatus_t status, cudnnDeterminism_t determinism,
                    cudnnMathType_t *math)
 {
@@ -200,7 +201,7 @@ int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room
 
 /* ---- one offer, by its name ------------------------------------------------------------------ */
 
-/* The weights' gradients and the inputs' are summed in any order by these. */
+/* False for the algorithms that sum gradients of inputs or weights in any order. */
 static bool keeps_order(conv_pass pass, int algo)
 {
     if (pass == CONV_DATA)
@@ -209,7 +210,7 @@ static bool keeps_order(conv_pass pass, int algo)
                                     algo != (int)CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3);
 }
 
-/* As `usable` has it of the list's entries. */
+/* The rule of `usable`, for an offer by its name. */
 static bool keeps_precision(const conv_task *t, cudnnMathType_t math)
 {
     return math == CUDNN_FMA_MATH || (t->precision != PRECISION_FP32 &&

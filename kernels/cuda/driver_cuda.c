@@ -7,7 +7,7 @@
 
 #include "driver_cuda.h"
 
-/* A piece that is filled, and what is worth several threads. */
+/* Bytes of a piece, and of the smallest copy that is worth several threads. */
 #define PIECE_BYTES  ((size_t)2 << 20)
 #define PIECES_LEAST (2 * PIECE_BYTES)
 
@@ -15,8 +15,8 @@ enum { CAPABILITY_LEAST = 8 }; /* what kernels of ours are compiled for: scripts
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-/* Whether there is no GPU for us; or one that fails now, as after a fault of another of MPS's
- * clients, or that has no memory left. */
+/* ERR_UNSUPPORTED: there is no GPU for us. ERR_UNAVAILABLE: the GPU fails now, as after a fault of
+ * another client of MPS. ERR_NOMEM: the GPU has no memory left. */
 static err_code kind_of(cudaError_t code)
 {
     if (code == cudaErrorMemoryAllocation)
@@ -27,8 +27,8 @@ static err_code kind_of(cudaError_t code)
                : ERR_UNAVAILABLE;
 }
 
-/* CUDA keeps the thread's last error, also one that harms nothing (no memory), until it is asked
- * for it. What is told here is told once: the next wait must not tell it again. */
+/* CUDA keeps the thread's last error, also a harmless one (no memory), until it is asked for it.
+ * This clears the error, so that the next wait does not report it again. */
 static int failed(err *e, cudaError_t code, const char *what)
 {
     cudaGetLastError();
@@ -36,7 +36,7 @@ static int failed(err *e, cudaError_t code, const char *what)
                    (int)code);
 }
 
-/* TRY with an error that says what was done. */
+/* TRY with an error that names the action. */
 #define ASK(call, what)                                                                            \
     do {                                                                                           \
         cudaError_t code_ = (call);                                                                \
@@ -44,8 +44,8 @@ static int failed(err *e, cudaError_t code, const char *what)
             return failed(e, code_, what);                                                         \
     } while (0)
 
-/* Nothing of ours runs there, which CUDA says only when a kernel is started. 0: it does, or whoever
- * opens it hears why not. */
+/* Refuses a GPU that is too old for our kernels, which CUDA reports only when a kernel is started.
+ * 0: the GPU is new enough, or cannot be asked; opening it then gives the reason. */
 static int check_age(int ordinal, err *e)
 {
     int major = 0, minor = 0;
@@ -60,7 +60,7 @@ static int check_age(int ordinal, err *e)
                 : 0;
 }
 
-/* The first one counts: that is the one an engine takes unless it is told otherwise. */
+/* Looks at the first GPU: an engine takes it unless it is told otherwise. */
 static int real_missing(err *e)
 {
     int count = 0;
@@ -118,7 +118,7 @@ static int ask_facts(device *d, err *e)
     return 0;
 }
 
-/* Without them copies are CUDA's own. */
+/* Without pieces, copies are CUDA's own. */
 static void make_pieces(device *d)
 {
     void *all;
@@ -189,7 +189,7 @@ static int real_facts(device *d, device_facts *f, err *e)
 
 static int real_alloc(device *d, size_t bytes, void **out, err *e)
 {
-    /* The thread may have used another, or none. */
+    /* The thread may have used another device, or none. */
     ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
     ASK(cudaMalloc(out, bytes), "memory");
     return 0;
@@ -205,7 +205,7 @@ static int real_alloc_host(device *d, size_t bytes, void **out, err *e)
 {
     (void)d;
     cudaError_t code = cudaMallocHost(out, bytes);
-    if (code == cudaErrorMemoryAllocation) { /* which the GPU has no part in */
+    if (code == cudaErrorMemoryAllocation) { /* the host's memory, not the GPU's */
         cudaGetLastError();
         return err_set(e, ERR_NOMEM, "no pinned memory of the host (%.1f MiB)",
                        (double)bytes / 0x1p20);
@@ -220,8 +220,8 @@ static void real_free_host(device *d, void *p)
     cudaFreeHost(p);
 }
 
-/* One of the threads that fill a large copy's pieces in turns: the host's way to pinned memory is
- * slower than the GPU's from there. */
+/* One of the threads that fill the pieces of a large copy in turn: the host copies to pinned memory
+ * more slowly than the GPU copies from there. */
 typedef struct filler {
     device *d;
     char *to;
@@ -251,7 +251,7 @@ static void *fill(void *arg)
     return NULL;
 }
 
-/* A thread that does not start is this one. */
+/* Where a thread does not start, this thread does its part. */
 static cudaError_t bring(device *d, char *to, const char *from, size_t bytes)
 {
     filler f[DRIVER_PIECES];
@@ -273,7 +273,7 @@ static cudaError_t bring(device *d, char *to, const char *from, size_t bytes)
     return failed;
 }
 
-/* Of memory that is not pinned. */
+/* Whether the copy goes through the pieces: memory that is not pinned does. */
 static bool takes_pieces(const device *d, const void *from, size_t bytes, copy_way way)
 {
     struct cudaPointerAttributes of;
@@ -301,7 +301,7 @@ static int real_zero(device *d, void *to, size_t bytes, err *e)
 {
     if (!bytes)
         return 0;
-    /* It is a kernel for some sizes: those start on the thread's present device alone. */
+    /* Clearing is a kernel for some sizes, and kernels start on the thread's present device. */
     ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
     ASK(cudaMemsetAsync(to, 0, bytes, d->stream), "clearing");
     return 0;
@@ -314,8 +314,8 @@ static void *real_stream(device *d)
     return d->stream;
 }
 
-/* Also where a kernel did not start: what did start may still read memory that is given back next.
- */
+/* Waits also where a kernel did not start: the kernels that did may still read memory that is given
+ * back next. */
 static int real_wait(device *d, err *e)
 {
     cudaError_t started = cudaGetLastError(), ran = cudaStreamSynchronize(d->stream);
@@ -354,7 +354,7 @@ static int real_captured(device *d, device_graph **out, err *e)
     cudaGraphDestroy(recorded);
     if (code != cudaSuccess)
         return failed(e, code, "preparing a graph");
-    code = cudaGraphUpload(ready, d->stream); /* else its first launch does that */
+    code = cudaGraphUpload(ready, d->stream); /* otherwise its first launch does so */
     if (code != cudaSuccess) {
         cudaGraphExecDestroy(ready);
         return failed(e, code, "bringing a graph to the GPU");
@@ -363,7 +363,7 @@ static int real_captured(device *d, device_graph **out, err *e)
     return 0;
 }
 
-/* cuDNN's handle goes along: its stream is the capture's. */
+/* cuDNN's handle follows, because its stream must be the capture's. */
 static int enqueue_on(device *d, cudaStream_t stream, err *e)
 {
     d->stream = stream;
@@ -455,8 +455,7 @@ _Static_assert(sizeof(cudaIpcMemHandle_t) == BACKEND_HANDLE_BYTES,
                "CUDA's handles are of another size");
 _Static_assert(sizeof(cudaUUID_t) == BACKEND_DEVICE_BYTES, "a GPU's name is of another size");
 
-/* No reason to give up the device: what was refused is forgotten, or the next wait would tell of
- * it. */
+/* The device stays usable: the error is cleared, or the next wait would report it. */
 static int not_shared(err *e, cudaError_t code)
 {
     cudaGetLastError();

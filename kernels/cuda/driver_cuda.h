@@ -26,7 +26,7 @@ struct device {
     } pieces[DRIVER_PIECES];
 };
 
-/* Returns what a library's call says unless that is its success: 0 of cuDNN's and of cuBLASLt's. */
+/* Returns the status of a library's call unless it is success: 0 for cuDNN and cuBLASLt. */
 #define TRY(call)                                                                                  \
     do {                                                                                           \
         __typeof__(call) status_ = (call);                                                         \
@@ -39,13 +39,13 @@ static inline size_t driver_weights(const conv_shape *s)
     return (size_t)s->k * (size_t)s->r * (size_t)s->s * (size_t)(s->c / s->groups);
 }
 
-/* Of the workspace, for a dw that leaves cuDNN as bf16, on its way to floats. */
+/* Bytes of the workspace for a dw that leaves cuDNN as bf16, on its way to floats. */
 static inline size_t driver_narrow_bytes(const conv_shape *s)
 {
     return (2 * driver_weights(s) + 255) / 256 * 256;
 }
 
-/* driver_warm.c: once a process; called with its first device. */
+/* driver_warm.c: runs once a process, with its first device. */
 void driver_warm(device *d);
 /* driver_conv.c */
 int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room);

@@ -11,8 +11,8 @@
 #include "driver_cuda.h"
 
 #define WORKSPACE_BYTES ((size_t)32 << 20)
-/* Of every operand: a parameter begins with the block's 16th float, in the bf16 copy with its 16th
- * element. Unsaid, cuBLASLt takes 256 for granted. */
+/* Alignment of every operand: a parameter begins at a multiple of 16 floats in its block, and of 16
+ * elements in the bf16 copy. Without this cuBLASLt takes 256 bytes for granted. */
 enum { ALIGN_BYTES = 2 * GRAPH_ALIGN_FLOATS };
 
 bool driver_gemm_fits(const conv_task *t)
@@ -51,7 +51,7 @@ static cublasStatus_t set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttribute
     return cublasLtMatmulDescSetAttribute(desc, what, value, bytes);
 }
 
-/* Bias and ReLU in the product itself; bf16 wants a bf16 bias, which we have not. */
+/* Whether the product itself adds bias and ReLU; bf16 needs a bf16 bias, which does not exist. */
 static bool fuses(const conv_task *t)
 {
     return t->pass == CONV_FORWARD && t->t == ELEMENT_F32 && (t->bias || t->relu);
@@ -115,8 +115,8 @@ static cublasStatus_t describe(const conv_task *t, const float *bias, product *p
                                                 &workspace, sizeof workspace);
 }
 
-/* The heuristics' list, the same for the same shape and library: an offer's id is its place. The
- * bias pointer counts by its alignment alone, and ours are all aligned to 64 bytes. */
+/* The heuristics' list, the same for the same shape and library: an offer's id is its place in the
+ * list. Of the bias pointer only the alignment counts, and all ours are aligned to 64 bytes. */
 static int heuristics(device *d, const product *p, cublasLtMatmulHeuristicResult_t *list)
 {
     int found = 0;

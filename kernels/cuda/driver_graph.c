@@ -1,11 +1,11 @@
 /* driver_graph.c: convolutions as operation graphs of cuDNN's; see driver.h.
  *
- * A forward pass is conv -> add bias -> ReLU, with what lies between them in no memory; the other
- * passes are one operation. cuDNN's heuristics list the engines for a graph, each with its settings
- * (tiles, splits of the sum), where the older interface has one kernel an algorithm. Those are
- * offered that are deterministic, keep the precision that was asked for and are not compiled at run
- * time (which would need a compiler, and write files). Making a plan of one takes milliseconds, so
- * a device keeps those of each task that it was asked for. */
+ * A forward pass is conv -> add bias -> ReLU, and its intermediate results lie in no memory; the
+ * other passes are one operation. cuDNN's heuristics list the engines for a graph, each with its
+ * settings (tiles, splits of the sum), where the older interface has one kernel an algorithm.
+ * Offered are engines that are deterministic, keep the precision that was asked for and are not
+ * compiled at run time (which would need a compiler, and write files). Making an engine's plan
+ * takes milliseconds, so a device keeps the plans of each task that it was asked for. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -212,7 +212,7 @@ static bool noted(descriptor engine, cudnnBackendAttributeName_t name,
                        sizeof(cudnnBackendBehaviorNote_t) == sizeof(int),
                    "notes are ints");
     if (cudnnBackendGetAttribute(engine, name, type, NOTES, &count, notes))
-        return true; /* what does not tell is not taken */
+        return true; /* an engine whose notes cannot be read is left out */
     for (int64_t i = 0; i < count && i < NOTES; i++)
         if (notes[i] == note)
             return true;
@@ -265,7 +265,7 @@ static cudnnStatus_t plan_way(device *d, const struct driver_plans *plans, way *
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* Whether it is to be had; its plan is made when that is first asked. */
+/* Whether the way can be used. Its plan is made at the first call. */
 static bool usable(device *d, const struct driver_plans *plans, way *w)
 {
     if (!w->plan && !w->refused && plan_way(d, plans, w) != CUDNN_STATUS_SUCCESS) {
@@ -277,7 +277,7 @@ static bool usable(device *d, const struct driver_plans *plans, way *w)
     return !w->refused;
 }
 
-/* The number of the engine that a way is of, for its name. */
+/* The number of the way's engine, for the way's name. */
 static cudnnStatus_t name_way(way *w, int at)
 {
     cleanup_pieces pieces p = {.count = 0};
@@ -342,9 +342,9 @@ static struct driver_plans *plans_of(device *d, const conv_task *t)
     if (!made)
         return NULL;
     made->task = *t;
-    (void)find_ways(d, made); /* without any the other ways are left */
+    (void)find_ways(d, made); /* on failure the ways of the other files are left */
     if (t->pass == CONV_WEIGHTS && t->t == ELEMENT_BF16 && !any_usable(d, made)) {
-        forget_ways(made); /* nothing makes floats of bf16 here */
+        forget_ways(made); /* no engine makes floats of bf16 */
         made->narrow = true;
         (void)find_ways(d, made);
     }
@@ -382,7 +382,7 @@ int driver_graph_offers(device *d, const conv_task *t, conv_offer *list, int roo
     return count;
 }
 
-/* Makes the plan of this one alone. */
+/* Makes the plan of this offer alone. */
 int driver_graph_offer(device *d, const conv_task *t, const char *name, conv_offer *out)
 {
     struct driver_plans *p = plans_of(d, t);

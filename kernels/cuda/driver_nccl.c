@@ -1,9 +1,10 @@
-/* driver_nccl.c: sums over several devices by NCCL, those of this process and those of several; see
+/* driver_nccl.c: sums over several devices by NCCL, of this process and of several processes; see
  * driver.h.
  *
- * The library is loaded when it is first wanted: where it is not installed all else works.
- * Communicators between processes never block (ncclConfig.blocking = 0), so that whoever waits can
- * give up; making those of one process takes long, so those of the last set of devices are kept. */
+ * The library is loaded when it is first wanted: where it is not installed, all else works.
+ * Communicators between processes never block (ncclConfig.blocking = 0), so that a caller that
+ * waits can give up. Making the communicators of one process takes long, so those of the last set
+ * of devices are kept. */
 #include <dlfcn.h>
 #include <nccl.h>
 #include <pthread.h>
@@ -39,8 +40,8 @@ static const char *(*last_error)(ncclComm_t); /* NULL: it is older than 2.13 */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char missing[160];
 
-/* The name is found beside this object's other libraries (its run path) and where the system looks.
- */
+/* Looks for the library beside this object's other libraries (its run path) and where the system
+ * looks. */
 static void load(void)
 {
     void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -76,7 +77,7 @@ static int check_there(err *e)
     return why ? err_set(e, ERR_UNSUPPORTED, "%s", why) : 0;
 }
 
-/* The last warning is the process's: it may be of an earlier failure. */
+/* NCCL's last warning is the process's: it may be of an earlier failure. */
 static int failed(err *e, ncclResult_t code)
 {
     const char *warned = last_error ? last_error(NULL) : NULL;
@@ -92,7 +93,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int ranks, ordinals[RANKS_MAX]; /* all under the lock */
 static ncclComm_t comms[RANKS_MAX];
 
-/* One that met an error may wait for ever for what it began: that is aborted. */
+/* Drops the communicators. One that met an error may wait for ever for what it began, so it is
+ * aborted. */
 static void forget(bool whole)
 {
     for (int i = 0; i < ranks; i++)
@@ -199,7 +201,7 @@ int driver_comm_reduce(device *d, device_comm *c, const comm_part *part, int par
     return code == ncclSuccess || code == ncclInProgress ? 0 : failed(e, code);
 }
 
-/* First whether it has been enqueued, then whether it has run. */
+/* Asks first whether the work is enqueued, then whether it has run. */
 int driver_comm_poll(device *d, device_comm *c, bool *done, err *e)
 {
     ncclResult_t state = ncclSuccess;
@@ -212,7 +214,7 @@ int driver_comm_poll(device *d, device_comm *c, bool *done, err *e)
     cudaError_t ran = cudaStreamQuery(d->stream);
     *done = ran == cudaSuccess;
     if (ran != cudaSuccess)
-        cudaGetLastError(); /* is told here, or is none: the next wait must not tell of it */
+        cudaGetLastError(); /* reported below, or no error: the next wait must not report it */
     if (ran == cudaSuccess || ran == cudaErrorNotReady)
         return 0;
     return err_set(e, ERR_UNAVAILABLE, "summing between GPUs: the GPU says: %s (%d)",

@@ -1,10 +1,10 @@
 /* driver_warm.c: the libraries' first use, while a process is made warm; see driver_cuda.h.
  *
  * cuDNN loads the parts of itself that it needs when it first lists or runs something, and either
- * library's first product brings its tables and kernels to the device: hundreds of milliseconds
- * that a job would wait for, and files, behind the walls of a function. So small layers go through
- * each library once, every pass of them, in floats and in bf16. What fails here fails where it is
- * wanted, with its reason. */
+ * library's first product brings its tables and kernels to the device. That takes hundreds of
+ * milliseconds that a job would wait for, and opens files, which a function's sandbox does not
+ * allow. Small layers therefore go through each library once, every pass of them, in floats and in
+ * bf16. A failure here is ignored: it shows again, with its reason, where the library is used. */
 #include <stdatomic.h>
 
 #include "driver_cuda.h"
@@ -14,7 +14,7 @@
 
 enum { KINDS = 3 };
 
-/* Which of the driver's files an offer is of. */
+/* Which of the driver's files makes an offer. */
 static int kind_of(int id)
 {
     return id >= GEMM_FIRST_ID ? 2 : id >= GRAPH_FIRST_ID ? 1 : 0;

@@ -2,12 +2,12 @@
  * backward as two; see cuda_kernels.h. The kernels here take any geometry; fused_tiles.cu has those
  * for the usual one. The last kernel is the same for both.
  *
- * A block computes one sample, or a part of it where there are fewer samples than a GPU has
- * processors; the sample's input and all weights lie in its shared memory. What the convolution
- * gave is nowhere kept: forward remembers of each window which place had won, and only those places
- * have a gradient. Weights are summed in each block over its windows and then over the blocks, in a
- * fixed order; the kernel that does the latter reads no weights, so that there they can take their
- * step. */
+ * A block computes one sample, or a part of a sample where there are fewer samples than a GPU has
+ * processors; the sample's input and all weights lie in its shared memory. The convolution's result
+ * is kept nowhere: forward keeps for each window which place has won, and only these places have a
+ * gradient. Gradients of weights are summed in each block over its windows and then over the
+ * blocks, in a fixed order. The kernel that sums over the blocks reads no weights, so that the
+ * weights can take their step there. */
 #include "fused.cuh"
 #include "optim.cuh"
 
@@ -48,7 +48,7 @@ bool cuda_conv_pool_fits(conv_shape s, pool_shape o)
            s.q <= SIDE_MAX && places * weights <= FUSED_PRODUCTS;
 }
 
-/* Blocks that a sample is worth, `most` of them. */
+/* Blocks for each sample; at most `most`. */
 static unsigned shares_of(int n, int most)
 {
     int wanted = BLOCKS_WANTED / n;
@@ -143,7 +143,7 @@ void cuda_conv_pool_forward(void *stream, element t, conv_shape s, pool_shape o,
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* What a window sends, and to which place of the convolution. */
+/* What a window sends back, and to which place of the convolution. */
 struct sent {
     float *value;
     uint16_t *place;
@@ -168,8 +168,8 @@ static __device__ float weight_sum(const conv_shape &s, const float *x, sent fro
     return sum;
 }
 
-/* What all filters send to the input (h, v, c) from place (i, j), which weight (r, q) had read it
- * for. */
+/* The sum over all filters of what place (i, j) sends to the input (h, v, c), which the place had
+ * read with weight (r, q). */
 static __device__ float place_sum(const conv_shape &s, const pool_shape &o, const float *w,
                                   sent from, int i, int j, int r, int q, int c)
 {
@@ -200,8 +200,8 @@ static __device__ float input_sum(const conv_shape &s, const pool_shape &o, cons
     return sum;
 }
 
-/* part: of each block, its windows' gradient of the weights and then of the biases. dx may be
- * NULL. */
+/* part: each block's gradient of the weights over its windows, and then that of the biases. dx may
+ * be NULL. */
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
     conv_pool_backward(conv_shape s, pool_shape o, const T *x, const T *w, const uint16_t *winner,
@@ -246,9 +246,9 @@ static __global__ void __launch_bounds__(THREADS)
 
 enum { SUM_COLUMNS = 32, SUM_LINES = 8, PARTS_AT_ONCE = 8 };
 
-/* Over the blocks' parts: a line of threads takes every eighth, and asks for some before it adds
- * the first; the first line adds the lines. What a parameter's step needs of it is asked for before
- * them, so that the step waits for nothing. */
+/* Sums the blocks' parts. A line of threads takes every eighth part, and loads some before it adds
+ * the first; the first line adds the lines. The numbers of a parameter's step are loaded before the
+ * parts, so that the step waits for nothing. */
 static __global__ void __launch_bounds__(SUM_COLUMNS *SUM_LINES)
     sum_parts(int parts, int weights, int each, const float *part, float *dw, float *db,
               optim_block update)
@@ -288,7 +288,7 @@ static __global__ void __launch_bounds__(SUM_COLUMNS *SUM_LINES)
         step_from(update, now, (size_t)(to - update.g), g, was);
 }
 
-/* Leaves the blocks' parts in scratch and says how many. */
+/* Leaves the blocks' parts in scratch; returns how many there are. */
 static int backward_parts(void *stream, element t, const conv_shape &s, const pool_shape &o,
                           const void *x, const void *w, const uint16_t *winner, const void *y,
                           bool relu, const void *dy, float *scratch, void *dx, bool add)

@@ -1,5 +1,5 @@
-/* fused_tiles.cu: a convolution whose pooling has windows of 2x2, as LeNet's are, forward: a tile
- * of places (fused_tiles.cuh) is a window of the pooling. And what both ways know of a layer. */
+/* fused_tiles.cu: a convolution whose pooling has windows of 2x2, like LeNet's, forward: a tile of
+ * places (fused_tiles.cuh) is a window of the pooling. Also how a layer is cut, for both ways. */
 #include "fused_tiles.cuh"
 
 static divisor divisor_of(int d)
@@ -18,15 +18,15 @@ static int up(int x, int to)
     return (x + to - 1) / to * to;
 }
 
-/* The next from x on that leaves `rest` when divided by `by`. */
+/* The next number from x on that leaves `rest` when divided by `by`. */
 static int up_to_rest(int x, int rest, int by)
 {
     return x + ((rest - x) % by + by) % by;
 }
 
-/* `blocks`: the launch has so many without dividing rows. No rows: it does not fit. Columns are
- * even and rows of tiles follow each other in the banks, so that 16 threads, which ask for two
- * floats each, meet in none. */
+/* `blocks`: of the launch, before rows are divided. No rows: the layer does not fit. Columns are
+ * even and rows of tiles follow each other in the banks, so that 16 threads, which load two floats
+ * each, never meet in a bank. */
 static tiling tiling_of(int width, int height, int channels, int r, int64_t blocks)
 {
     tiling t = {};
@@ -92,8 +92,8 @@ bool cuda_tiles_fit(const conv_shape &s, const pool_shape &o)
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* A thread asks for all that it brings before it writes the first: a block waits for memory once.
- * Where each value goes is found out meanwhile; below 0: nowhere. */
+/* A thread loads all that it brings before it writes the first value: a block waits for memory
+ * once. Meanwhile it computes where each value goes; below 0: nowhere. */
 enum { SAMPLE_AT_ONCE = 8, WEIGHTS_AT_ONCE = 2 };
 
 /* The rows of sample n that a block's tiles read, and the weights of filters k0 on. */

@@ -3,15 +3,15 @@
  *
  * A tile is 2x2 places of two filters, a thread's sum in registers: R + 1 rows of R + 1 values and
  * R rows of weights make 8 R^2 products, without a branch. The tensor's part that a block needs
- * lies in shared memory, a plane a channel, with zeros for the padding. Where the channels are
- * several they are dealt to groups of threads, whose sums are added in the groups' order; how many
- * groups there are depends on the layer alone, not on the batch. */
+ * lies in shared memory, a plane a channel, with zeros for the padding. Several channels are
+ * divided among groups of threads, whose sums are added in the groups' order. The number of groups
+ * depends on the layer alone, not on the batch. */
 #ifndef KUBEML_FUSED_TILES_CUH
 #define KUBEML_FUSED_TILES_CUH
 
 #include "fused.cuh"
 
-/* 24 KiB of shared memory: several blocks to a multiprocessor, as for several functions on a GPU.
+/* 24 KiB of shared memory: a multiprocessor holds several blocks, as of several functions on a GPU.
  */
 enum {
     PAIR = 2, /* filters, or channels of dx, to a block */
@@ -24,7 +24,7 @@ enum {
     BANKS = 32,
 };
 
-/* i / d for i * d < 2^31 as one product; a GPU divides by some twenty instructions. */
+/* i / d for i * d < 2^31 as one product; a division takes a GPU some twenty instructions. */
 struct divisor {
     uint32_t d, times;
 };
@@ -43,7 +43,7 @@ struct tiling {
     int width, pitch, plane; /* of the values that a block's tiles read; floats */
 };
 
-/* What all blocks of a launch know. */
+/* The arguments of all blocks of a launch. */
 struct tile_args {
     conv_shape s;
     pool_shape o;
@@ -51,7 +51,7 @@ struct tile_args {
     int data_blocks, pairs_of_inputs; /* of a sample; 0: there is no dx */
     int pitch, plane;                 /* dw's, of the sample */
     int rows_of_taps,
-        window_groups; /* dw: (filter, channel, r); groups that windows are dealt to */
+        window_groups; /* dw: (filter, channel, r); groups that share the windows */
     divisor w, c, k, q, lines, channel; /* rows_of_taps; channel: rows of taps of a filter */
 };
 
@@ -144,7 +144,7 @@ static __device__ __forceinline__ void clear(quad *room, int floats)
         room[i] = zero;
 }
 
-/* A tile's sum over all channels, which only the first group gets. What is in `room` is lost. */
+/* A tile's sum over all channels, which only the first group gets. Overwrites `room`. */
 template <int R>
 static __device__ __forceinline__ bool sum_tile(const tiling &t, int channels, const tile &at,
                                                 quad *room, const float *weights, quad sum[2])

@@ -7,15 +7,15 @@
  * dx and dw need nothing of each other: they are blocks of one launch. */
 #include "fused_tiles.cuh"
 
-/* What forward left of a sample, and its output's gradient, which stands for y too where no ReLU
- * asks for y. */
+/* What forward left of a sample, and its output's gradient. Where there is no ReLU nothing needs y,
+ * and dy stands in its place. */
 template <class T> struct windows {
     const uint16_t *winner;
     const T *y, *dy;
     bool relu;
 };
 
-/* One window's, as they were read. */
+/* One window as it was read. */
 template <class T> struct window {
     int won;
     T y, dy;
@@ -35,8 +35,8 @@ template <class T> static __device__ __forceinline__ float sent(const window<T> 
 
 enum { DATA_AT_ONCE = 4 };
 
-/* What the windows send, each to where its place lies in its filter's plane; and the weights of
- * channels c0 on, for a place's R x R last to first. */
+/* Puts what the windows send at their places in their filters' planes, and the weights of channels
+ * c0 on, each place's R x R taps from last to first. */
 template <class T, int R>
 static __device__ __forceinline__ void bring_sent(const tile_args &a, int part, int c0, const T *w,
                                                   const windows<T> &from, quad *room,

@@ -1,6 +1,6 @@
 /* gemm.cu: convolutions and linear layers as one tiled matrix product over gathered operands; see
- * cuda_kernels.h. They serve every shape in full fp32, run where cuDNN has nothing to offer, and
- * for small models are the faster choice (cuda_algo.c measures).
+ * cuda_kernels.h. The kernels serve every shape in full fp32. They run where cuDNN has nothing to
+ * offer, and where they are faster, as for small models (cuda_algo.c measures).
  *
  *   forward  Y(npq, k)  = X~(npq, rsc)  W(k, rsc)^T    X~: the gathered windows
  *   data     dX(nhw, c) = dY~(nhw, rsk) W(rsk, c)      dY~: the outputs that saw (n,h,w) at (r,s)
@@ -34,9 +34,10 @@ static __host__ __device__ extent extent_of(const conv_shape &s, int pass)
     return {k, taps * c, s.n * s.p * s.q};
 }
 
-/* A row of the left operand, or of the right one an element of the inner sum, is a pixel of a
- * sample; an element beside it one tap of a filter and one channel. Telling the one from the other
- * takes divisions, which cost more than the products: each is made once for as many as it serves.
+/* A row of the left operand, or an element of the inner sum of the right operand, is a pixel of a
+ * sample. An element beside it is one tap of a filter and one channel. Finding these parts of an
+ * index takes divisions, which cost more than the products: each division is made once for all
+ * elements that it serves.
  *
  * pixel.sample counts pixels, so that all of an activation's places fit an int (cuda_plan.c). */
 typedef struct pixel {
@@ -81,7 +82,7 @@ static __device__ __forceinline__ pixel reader_at(const conv_shape &s, int nhw)
     return {(int)row.times * s.p * s.q, (int)row.rest + s.pad_h, (int)column.rest + s.pad_w};
 }
 
-/* dy at the output pixel that saw this one at that tap; 0 where there is none. */
+/* dy at the output pixel that read this input pixel at that tap; 0 where there is none. */
 template <class T>
 static __device__ __forceinline__ float reader(const conv_shape &s, int first, const T *dy,
                                                pixel at, tap t)
@@ -94,8 +95,9 @@ static __device__ __forceinline__ float reader(const conv_shape &s, int first, c
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
 
-/* Threads run along what lies side by side in memory. So forward and of data each has EACH_M rows
- * of the left tile, of which it has one element a tile; `rows` are their pixels. */
+/* Threads run along what lies side by side in memory. In the forward and data passes each thread
+ * therefore has EACH_M rows of the left tile, and of each row one element a tile; `rows` are their
+ * pixels. */
 template <int PASS>
 static __device__ __forceinline__ void left_rows(const conv_shape &s, extent e, int row0,
                                                  pixel rows[EACH_M])
@@ -153,7 +155,7 @@ static __device__ __forceinline__ void fetch_left(const conv_shape &s, int group
     }
 }
 
-/* Of the weights' gradient the right operand is x, at one tap for each thread: `column`. */
+/* In the weights pass the right operand is x, at one tap for each thread: `column`. */
 template <int PASS, int TILE_N, class T>
 static __device__ __forceinline__ void fetch_right(const conv_shape &s, int group, const T *b,
                                                    extent e, int column0, tap column, int k0,
@@ -179,7 +181,7 @@ static __device__ __forceinline__ void fetch_right(const conv_shape &s, int grou
     }
 }
 
-/* Two tiles of each operand: while one is multiplied the next one is on its way. */
+/* Two tiles of each operand: one is multiplied while the next one is loaded. */
 template <int TILE_N> struct tiles_of {
     float left[2][TILE_K][TILE_M + 1], right[2][TILE_K][TILE_N + 1];
 };
@@ -260,7 +262,7 @@ static __global__ void __launch_bounds__(SIDE *SIDE, 3)
     fetch_right<PASS, TILE_N>(s, group, b, e, column0, column, k0, k_end, next_right);
     for (int now = 0; k0 < k_end; now ^= 1) {
         put_tiles<PASS>(tile, now, next_left, next_right);
-        __syncthreads(); /* and all are done with the tile that is put next */
+        __syncthreads(); /* and all threads are done with the tile that is put next */
         k0 += TILE_K;
         fetch_left<PASS>(s, group, a, e, row0, rows, k0, k_end, next_left);
         fetch_right<PASS, TILE_N>(s, group, b, e, column0, column, k0, k_end, next_right);
@@ -389,8 +391,8 @@ void cuda_bias(void *stream, element t, size_t rows, int columns, const float *b
                          relu, (T *)y));
 }
 
-/* In two stages, as batch norm's sums (norm.cu): a thread asks for several values before it uses
- * the first. */
+/* In two stages, as batch norm's sums (norm.cu): a thread loads several values before it uses the
+ * first. */
 enum {
     SUM_COLUMNS = 32,
     SUM_LINES = THREADS / SUM_COLUMNS,

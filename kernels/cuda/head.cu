@@ -3,19 +3,19 @@
  * cuda_kernels.h.
  *
  * A block computes a sample, whose values lie in shared memory, layer after layer, and reads all
- * weights once forward and once backward. What a thread does is little: the time is that of the
- * loads that wait for each other. So a thread asks for TILE times four weights at once, and for its
- * first ones of a layer before the barrier that the layer's values are behind.
+ * weights once forward and once backward. A thread computes little: the time is that of the loads
+ * that wait for each other. A thread therefore loads TILE times four weights at once. It loads its
+ * first weights of a layer before the barrier that the layer's values are behind.
  *
- * What parameters' gradients need of a sample goes to the tensors that the layers have anyway; the
- * second kernel sums it over the samples, in order. It reads no parameter of another thread, so
- * that there a parameter can take its step. */
+ * The first kernel leaves what the parameters' gradients need of a sample in the layers' tensors.
+ * The second kernel sums it over the samples, in order. That kernel reads no parameter of another
+ * thread, so that a parameter can take its step there. */
 #include "loss.cuh"
 #include "optim.cuh"
 
-/* Static shared memory is 48 KiB; the less of it is taken, the more of the weights stay in the
- * multiprocessor's cache until they are read backward: it is the same memory. A block reads all
- * weights, so they are to stay in a GPU's cache. */
+/* Static shared memory is 48 KiB. It is the same memory as the multiprocessor's cache: the less is
+ * taken here, the more of the weights stay in the cache until they are read backward. A block reads
+ * all weights, so they are to stay in a GPU's cache. */
 enum { HEAD_FLOATS = 5120, HEAD_WEIGHTS = 1 << 18 };
 enum { HEAD_THREADS = 512, WARPS = HEAD_THREADS / LANES };
 /* Loads of four weights that a thread waits for at once; columns of a row that a warp reads so. */
@@ -45,7 +45,8 @@ struct head_stage : head_layer {
     int inverse; /* of `groups` */
 };
 
-/* Threads are so few that this is exact: (thread * inverse) >> INVERSE_BITS is thread / groups. */
+/* There are so few threads that this is exact: (thread * inverse) >> INVERSE_BITS is thread /
+ * groups. */
 enum { INVERSE_BITS = 20 };
 
 struct head_stages {
@@ -72,7 +73,7 @@ static head_stages stages_of(const head_shape *h)
     return stages;
 }
 
-/* As it is when it is read again. */
+/* The value as it is when it is read back from a T. */
 template <class T> static __device__ __forceinline__ float rounded(float x)
 {
     T stored;
@@ -85,7 +86,7 @@ template <class T> struct head_tile {
     float bias;
 };
 
-/* Four weights of a row from `column` on, behind its end the last. */
+/* Four weights of a row from `column` on; past the row's end, its last weight again. */
 template <int EACH, class T>
 static __device__ __forceinline__ pack<T, FOUR> four_of(const T *row, int column, int columns)
 {
@@ -100,9 +101,8 @@ static __device__ __forceinline__ pack<T, FOUR> four_of(const T *row, int column
     return four;
 }
 
-/* Four weights of each of TILE rows from (row, column) on, where there is such a column; behind the
- * last row that one. What stands for weights that do not exist is multiplied with zero, or what it
- * gives is not looked at. */
+/* Four weights of each of TILE rows from (row, column) on, where there is such a column; past the
+ * last row, that row again. Repeated weights are multiplied by zero, or nothing uses the result. */
 template <int EACH, class T>
 static __device__ __forceinline__ void take_tile(const head_layer &l, int row, int column,
                                                  head_tile<T> *t)
@@ -137,7 +137,7 @@ static __device__ __forceinline__ void add_scaled(pack<float, EACH> *sum, float 
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* A lane keeps half of its sums, and gives the others to the lane that keeps those. */
+/* A lane keeps half of its sums, and gives the others to the lane that keeps that half. */
 template <int HALF> static __device__ __forceinline__ void halve(float (&sum)[TILE])
 {
     bool upper = threadIdx.x & (HALF * 4);
@@ -159,7 +159,7 @@ static __device__ __forceinline__ float lanes_totals(float (&sum)[TILE])
     return sum[0] + __shfl_xor_sync(ALL_LANES, sum[0], 1);
 }
 
-/* Which of a warp's outputs from `row` on is a lane's. */
+/* The output of this lane, of a warp's outputs from `row` on. */
 static __device__ __forceinline__ int output_of_lane(int row)
 {
     return row + (int)threadIdx.x % LANES / (LANES / TILE);
@@ -170,7 +170,7 @@ static __device__ __forceinline__ float bias_of(const head_layer &l, int k)
     return l.bias && k < l.k ? l.bias[k] : 0.0f;
 }
 
-/* What a warp needs first of a layer. */
+/* Loads what a warp needs first of a layer. */
 template <int EACH, class T>
 static __device__ __forceinline__ void begin_forward(const head_layer &l, head_tile<T> *t)
 {
@@ -217,7 +217,7 @@ static __device__ __forceinline__ int slice_of_thread(const head_stage &l)
     return ((int)threadIdx.x * l.inverse) >> INVERSE_BITS;
 }
 
-/* What a thread needs first of a layer. */
+/* Loads what a thread needs first of a layer. */
 template <int EACH, class T>
 static __device__ __forceinline__ void begin_backward(const head_stage &l, head_tile<T> *t)
 {
@@ -242,9 +242,9 @@ static __device__ __forceinline__ float sum_of_parts(const float *parts, int sli
     return sum;
 }
 
-/* dx of layer i, in place of its x, from dy: at once as the ReLU before it lets it through, which
- * the parameters' gradients read; `out` is their tensor, or what the whole head is asked for.
- * `parts`: what the slices have summed. */
+/* Computes dx of layer i from dy, in place of its x, as the ReLU before it lets dx through. The
+ * parameters' gradients read dx: `out` is its tensor, or the dx of the whole head. `parts`: the
+ * sums of the slices. */
 template <int EACH, class T>
 static __device__ __forceinline__ void head_backward(const head_stages &h, int i, float *x,
                                                      const float *dy, T *out, bool next,
@@ -302,7 +302,7 @@ static __device__ __forceinline__ void last_gradient(const head_stage &l, int n,
     }
 }
 
-/* With half of a multiprocessor's registers, so that another model's kernels run beside it. */
+/* Takes half of a multiprocessor's registers, so that another model's kernels run beside it. */
 template <class T, int EACH>
 static __global__ void __launch_bounds__(HEAD_THREADS, EACH == FOUR ? 2 : 1)
     head(const step_args *a, head_stages h, const T *x, const int32_t *labels, bool training, T *dx,
@@ -343,7 +343,7 @@ static __global__ void __launch_bounds__(HEAD_THREADS, EACH == FOUR ? 2 : 1)
     }
     const head_stage &end = h.layer[last];
     float *logits = value + at, *dy = logits + padded(end.k);
-    if (warp < 2) { /* nobody waits for the result, so that another warp computes it */
+    if (warp < 2) { /* nothing waits for the result, so that another warp computes it */
         const row_sums sums = sums_of_row(end.k, logits);
         if (warp)
             cross_entropy_result(sums, is, end.k, logits, &per_row[n]);
@@ -365,9 +365,9 @@ static __global__ void __launch_bounds__(HEAD_THREADS, EACH == FOUR ? 2 : 1)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* Samples whose loads are on their way at once; behind the last one that one is taken again, with a
- * gradient of zero. Where the compiler may choose how many blocks a multiprocessor holds it saves
- * registers for more, and each load waits for the one before. */
+/* SAMPLES are loaded at once; past the last sample, that one again, with a gradient of zero.
+ * GRADIENT_BLOCKS: where the compiler may choose how many blocks a multiprocessor holds, it saves
+ * registers for more blocks, and each load waits for the one before. */
 enum { SAMPLES = 8, GRADIENT_BLOCKS = 3 };
 
 /* dy (cap, k) at one output, of samples from n on. */
@@ -432,7 +432,8 @@ static __device__ __host__ __forceinline__ int bias_threads(const head_layer &l)
     return l.db ? l.k : 0;
 }
 
-/* Weights from i on, and the step of their parameters, which are asked for before the sums. */
+/* Gradients of the weights from i on, and the step of these weights, which are loaded before the
+ * sums. */
 template <int EACH, class T>
 static __device__ __forceinline__ void weight_gradients(const head_layer &l, int cap, const T *x,
                                                         int i, const optim_block &update,
@@ -451,7 +452,7 @@ static __device__ __forceinline__ void weight_gradients(const head_layer &l, int
         step_from(update, now, at, sum, p);
 }
 
-/* The losses' sum: beside what a thread here does for its parameters it is little. */
+/* Adds up the losses: little work beside that of a thread for its parameters. */
 static __device__ void add_in_order(int cap, const step_result *per_row, step_result *total)
 {
     step_result sum = {0, 0};
@@ -473,7 +474,7 @@ static __device__ void add_in_order(int cap, const step_result *per_row, step_re
     *total = sum;
 }
 
-/* A thread EACH weights or a bias, `count` of them, and a block more for the losses. */
+/* A thread has EACH weights or a bias, of `count` in all. One more block adds up the losses. */
 template <class T, int EACH>
 static __global__ void __launch_bounds__(THREADS, GRADIENT_BLOCKS)
     head_gradients(head_shape h, int cap, const T *x, int count, const step_result *per_row,

@@ -62,7 +62,7 @@ static __device__ __forceinline__ motion motion_of(const augmentation &g, uint32
     return m;
 }
 
-/* Where a value of the network's input comes from. */
+/* The place of a value in the network's input. */
 struct spot {
     int c, y, x;
 };
@@ -77,7 +77,8 @@ static __device__ __forceinline__ spot spot_of(const augmentation &g, int i)
     return s;
 }
 
-/* Its place in the sample as it lies in the share; below 0: outside of it, where zeros are. */
+/* The value's place in the sample as it lies in the share; below 0: outside of the sample, where
+ * zeros are. */
 static __device__ __forceinline__ int moved(const augmentation &g, const motion &m, const spot &s)
 {
     int x = (m.mirror ? g.w - 1 - s.x : s.x) + m.dx, y = s.y + m.dy;
@@ -85,7 +86,7 @@ static __device__ __forceinline__ int moved(const augmentation &g, const motion 
     return inside ? (s.c * g.h + y) * g.w + x : -1;
 }
 
-/* What goes along with sample i. */
+/* Copies sample i's label or targets, and its key. */
 static __device__ void copy_rest(const gathering &g, int i, uint32_t row)
 {
     size_t outputs = (size_t)g.outputs;
@@ -99,8 +100,8 @@ static __device__ void copy_rest(const gathering &g, int i, uint32_t row)
         g.batch.targets[(size_t)i * outputs + j] = g.share.targets[(size_t)row * outputs + j];
 }
 
-/* Between two steps: nobody reads *next before this one has ended, and the loss overwrites *before
- * only then. */
+/* Between two steps: nothing reads *next before this step has ended, and only then does the loss
+ * overwrite *before. */
 static __device__ void hand_over(const gathering &g)
 {
     const step_args now = *g.a;
@@ -118,10 +119,10 @@ static __device__ void hand_over(const gathering &g)
     *g.total = sum;
 }
 
-/* `parts` blocks a sample, EACH values a thread, and one block more for what there is once. A value
- * is several loads that wait for each other (numbers, order, key, sample), so that all that does
- * not need them is computed first, and a thread's values are loaded side by side. X: a sample's
- * values. */
+/* `parts` blocks a sample and EACH values a thread; one more block does what is done once. A value
+ * is several loads that wait for each other (numbers, order, key, sample). All that does not need
+ * them is therefore computed first, and a thread's values are loaded side by side. X: the type of a
+ * sample's values. */
 template <class T, class X, int EACH> static __global__ void gather(gathering g, int parts, T *y)
 {
     if (blockIdx.x + 1 == gridDim.x) {
@@ -168,7 +169,7 @@ template <class T, class X, int EACH> static __global__ void gather(gathering g,
     }
 }
 
-/* Few values are spread over as many threads as there are: each is waited for. */
+/* Few values are spread over as many threads as there are values: each load is waited for. */
 enum { VALUES_FEW = 1 << 18, VALUES_EACH = 4 };
 
 template <class T, class X, int EACH>

@@ -1,5 +1,5 @@
-/* loss.cu: losses and their gradients; see cuda_kernels.h. A warp a sample; then one block adds the
- * samples' results in a fixed tree. */
+/* loss.cu: losses and their gradients; see cuda_kernels.h. A warp computes a sample; then one block
+ * adds the samples' results in a fixed tree. */
 #include "loss.cuh"
 
 enum { SUM_THREADS = 256 };

@@ -33,8 +33,8 @@ static __device__ __forceinline__ int first_largest(float value, int at)
     return at;
 }
 
-/* A sample's label and how many samples the batch has; those from n on count for nothing. Who needs
- * them late takes them early: they are two of the loads that a loss waits for. */
+/* A sample's label and the number of samples in the batch; samples from n on count for nothing. A
+ * caller that needs them late loads them early: they are two of the loads that a loss waits for. */
 struct answer {
     int n, label;
     bool live;

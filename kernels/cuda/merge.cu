@@ -59,7 +59,7 @@ void cuda_merge_counters(void *stream, int n, const int64_t *const *in, size_t c
 
 /* ---- sums of words --------------------------------------------------------------------------- */
 
-/* A thread asks for some words before it uses the first. */
+/* A thread loads some words before it uses the first. */
 enum { SUM_THREADS = 128, SUM_BLOCKS_MAX = 1024, WORDS_AT_ONCE = 8 };
 
 /* The last steps of splitmix64 (Steele et al. 2014): a bijection. */

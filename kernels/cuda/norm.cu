@@ -1,16 +1,16 @@
 /* norm.cu: batch norm over NHWC; see cuda_kernels.h.
  *
  * Forward and backward are two kernels each: sums over each channel, then a pass over all values. A
- * block sums some rows of up to 32 channels; the last block of those channels to end adds the
- * blocks' sums, in their order, and makes of them what the second kernel needs. Where a channel has
- * few values a block does all of it, for a few channels.
+ * block sums some rows of up to 32 channels. The last block of those channels to end adds the
+ * blocks' sums, in their order, and computes what the second kernel needs. Where a channel has few
+ * values, one block does all of it for a few channels.
  *
- * What is summed lies about the channel's first value: the sum of squares minus the square of the
- * sum then keeps its digits however far from zero the channel is, so that a few rows at a time may
- * be summed in floats (a GPU turns few floats into doubles a cycle), and those in doubles.
+ * Values are summed about the channel's first value. The sum of squares minus the square of the sum
+ * then keeps its digits however far from zero the channel is. A few rows at a time may therefore be
+ * summed in floats (a GPU turns few floats into doubles a cycle), and these sums in doubles.
  *
- * A thread asks for several values before it uses the first, or it would wait for memory once a
- * value; and it stays with its channels, whose numbers it reads once. */
+ * A thread loads several values before it uses the first, or it would wait for memory once a value.
+ * It stays with its channels, whose numbers it reads once. */
 #include "device.cuh"
 
 /* Blocks that sum: about one for each of a large GPU's 132 multiprocessors, each with many threads,
@@ -57,8 +57,8 @@ size_t cuda_norm_scratch(norm_shape s)
     return COUNTER_DOUBLES + 2 * (size_t)splits_of(s) * (size_t)s.c;
 }
 
-/* Calls body<EACH, T> with 8 (of bf16 alone), 4 or 1, in which a pass over all values reads and
- * writes. */
+/* Calls body<EACH, T>. EACH is how many values a pass over all values reads and writes at once: 8
+ * (of bf16 alone), 4 or 1. */
 #define BY_PACKS(packs, T, ...)                                                                    \
     do {                                                                                           \
         if ((packs) == 8) {                                                                        \
@@ -69,7 +69,8 @@ size_t cuda_norm_scratch(norm_shape s)
         }                                                                                          \
     } while (0)
 
-/* Addresses are ored: of values of element t, and of floats. Sixteen bytes at most. */
+/* How many values are read at once, sixteen bytes at most. Addresses are ored: `values` those of
+ * values of element t, `floats` those of floats. */
 static int pack_of(norm_shape s, element t, uintptr_t values, uintptr_t floats)
 {
     if (t == ELEMENT_BF16 && s.c % 8 == 0 && values % 16 == 0 && floats % 32 == 0)
@@ -108,7 +109,7 @@ static __device__ __forceinline__ float normalised(const scaling<EACH> &of, int 
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* What of a batch norm's inputs a kernel reads. Forward sums x alone. */
+/* The inputs of a batch norm that a kernel reads. Forward sums read x alone. */
 template <class T> struct norm_input {
     const step_args *a;
     norm_shape s;
@@ -183,7 +184,8 @@ static __device__ __forceinline__ void sum_rows(const norm_input<T> &in, const s
                                              sums);
 }
 
-/* About what a thread's channels are summed: forward their first value, backward the mean. */
+/* The value about which a thread's channels are summed: forward their first value, backward the
+ * mean. */
 template <int EACH, class T, bool BACKWARD>
 static __device__ __forceinline__ scaling<EACH> about(const norm_input<T> &in, int c)
 {
@@ -261,7 +263,7 @@ static __device__ __forceinline__ void finish_forward(const step_args *a, const 
         ++*to.counter;
 }
 
-/* What has become of channel c: dw = sum dy u and db = sum dy, u = (x - mean) * inverse. */
+/* Writes the results of channel c: dw = sum dy u and db = sum dy, u = (x - mean) * inverse. */
 template <class T, bool BACKWARD>
 static __device__ __forceinline__ void finish(const norm_input<T> &in, const norm_sums &to, int c,
                                               const two_sums &sums)
@@ -274,7 +276,7 @@ static __device__ __forceinline__ void finish(const norm_input<T> &in, const nor
     }
 }
 
-/* Of this thread's channels, every `blockDim.y`th block's. */
+/* Adds the sums of this thread's channels, of every `blockDim.y`th block. */
 template <int EACH>
 static __device__ __forceinline__ channel_sums<EACH> add_splits(const double *scratch, int C, int c)
 {
@@ -292,7 +294,7 @@ static __device__ __forceinline__ channel_sums<EACH> add_splits(const double *sc
     return sums;
 }
 
-/* Channels from block `from` of them on. */
+/* Blocks take the channels in groups of their width; `from` is the first group of this launch. */
 template <int EACH, class T, bool BACKWARD>
 static __global__ void __launch_bounds__(SUM_THREADS, 1)
     sum_channels(norm_input<T> in, unsigned from, unsigned *counters, double *scratch, norm_sums to)
@@ -361,15 +363,15 @@ template <class T> struct norm_output {
     T *y;
 };
 
-/* Where who steps so far from `from` on is last before `count`; from < count. */
+/* The last of from, from + far, from + 2 far ... before `count`; from < count. */
 static __device__ __forceinline__ size_t last_before(size_t count, size_t from, size_t far)
 {
     return from + (count - 1 - from) / far * far;
 }
 
-/* Every `step`th pack from `from` on, of so many values; those from `live` on are zero. The last
- * first: of a tensor that is larger than the cache that is what the sums before have left there,
- * and what this leaves is where the next layer begins. */
+/* Applies the norm to every `step`th pack from `from` on, of `count` packs; packs from `live` on
+ * are zero. The last pack comes first: of a tensor that is larger than the cache, the sums have
+ * left the end in the cache. This pass leaves the beginning there, where the next layer begins. */
 template <int EACH, class T>
 static __device__ __forceinline__ void
 apply_packs(const norm_input<T> &in, const norm_output<T> &out, const scaling<EACH> &of,
@@ -471,7 +473,7 @@ static __device__ __forceinline__ size_t live_values(const step_args *a, const n
     return (size_t)a->n * (size_t)s.hw * (size_t)s.c;
 }
 
-/* What send_packs takes of a channel. */
+/* What send_packs needs of a channel. */
 template <int EACH, class T>
 static __device__ __forceinline__ void shares_of(const norm_input<T> &in, const float *dw,
                                                  const float *db, size_t c, pack<float, EACH> *of_w,
@@ -580,7 +582,7 @@ static bool goes_at_once(norm_shape s)
     return rows_of(s) <= FEW_ROWS;
 }
 
-/* Of a kernel that does all at once. */
+/* Channels of a block, in the kernel that does all at once. */
 static unsigned narrow_width(norm_shape s, element t)
 {
     unsigned most = SECTOR_BYTES / (unsigned)element_bytes(t), width = width_of(s.c);

@@ -1,12 +1,12 @@
-/* optim.cuh: a parameter's step; optim.cu's, and of the kernels that make gradients of which nobody
- * else has a part: there the parameter can take its step at once, when nothing reads it any more.
- * kernels/optim.h has the formulas. */
+/* optim.cuh: a parameter's step. optim.cu uses it, and kernels that make a whole gradient: there
+ * the parameter can take its step at once, when nothing reads it any more. kernels/optim.h has the
+ * formulas. */
 #ifndef KUBEML_OPTIM_CUH
 #define KUBEML_OPTIM_CUH
 
 #include "device.cuh"
 
-/* The step's numbers, once a thread; anything where there is no step. */
+/* The step's numbers, once a thread; undefined where there is no step. */
 static __device__ __forceinline__ step_args numbers_of(const optim_block &b)
 {
     return b.w ? *b.a : step_args();
@@ -42,8 +42,8 @@ static __device__ __forceinline__ void give_parameters(const optim_block &b, siz
         give((bf16 *)b.w16, i, p.w, false);
 }
 
-/* The host's bits, and the same in every kernel that this is a part of: each product and sum is
- * rounded by itself. Left to the compiler, it fuses some of them, and not everywhere the same. */
+/* The host's bits, and the same in every kernel that has this step: each product and sum is rounded
+ * by itself. The compiler by itself fuses some of them, and not everywhere the same. */
 static __device__ __forceinline__ void step_of(const optim_args &o, const step_args &now, float g,
                                                float *at, float *first, float *second)
 {
@@ -65,8 +65,8 @@ static __device__ __forceinline__ void step_of(const optim_args &o, const step_a
     *at = __fadd_rn(w, -__fmul_rn(now.lr, d));
 }
 
-/* Parameters from i on, taken before: where their gradients are sums, their own loads need not wait
- * for them. */
+/* The step of parameters from i on, which were loaded before: where gradients are sums, these loads
+ * need not wait for them. */
 template <int EACH>
 static __device__ __forceinline__ void step_from(const optim_block &b, const step_args &now,
                                                  size_t i, const pack<float, EACH> &g,

@@ -111,7 +111,7 @@ void cuda_activation_backward(void *stream, element t, int kind, float slope, si
                                          (const T *)dy, (T *)dx, add)));
 }
 
-/* What passes is not touched. */
+/* Values that the ReLU let through are not written. */
 template <int EACH, class T> static __global__ void relu_mask(size_t count, const T *y, T *dy)
 {
     FOR_EACH(k, count / EACH)
@@ -158,7 +158,8 @@ static __global__ void pair_forward(bool multiply, bool relu, bool broadcast, si
     }
 }
 
-/* Of a (cap, C) tensor four values are side by side where they are of four channels. */
+/* Whether values go by fours. In a (cap, C) tensor, four values lie side by side where they are of
+ * four channels. */
 static bool pair_in_fours(size_t count, element t, bool broadcast, int C, uintptr_t addresses)
 {
     return in_fours(broadcast ? (size_t)C : count, element_bytes(t), addresses);
@@ -306,8 +307,8 @@ void cuda_dropout(void *stream, element t, const step_args *a, const uint64_t *k
 
 enum { TILE = 32, TILE_ROWS = 8 };
 
-/* A tile goes through shared memory so that both sides move whole lines; the column beside it keeps
- * the banks apart. A block a tile: `across` of them lie side by side. */
+/* A tile goes through shared memory so that both sides move whole lines; an extra column keeps the
+ * banks apart. A block has one tile; `across` tiles lie side by side. */
 template <class T>
 static __global__ void transpose(int rows, int columns, int across, const T *x, T *y, bool add)
 {

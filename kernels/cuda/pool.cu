@@ -20,7 +20,7 @@ static __device__ span window_span(int p, int kernel, int stride, int pad, int e
     return v;
 }
 
-/* [floor(p*H/P), ceil((p+1)*H/P)); of the usual single output without their 64-bit divisions. */
+/* [floor(p*H/P), ceil((p+1)*H/P)). The usual single output needs no 64-bit divisions. */
 static __device__ span adaptive_span(int p, int extent, int out)
 {
     span v;

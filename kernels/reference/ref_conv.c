@@ -91,54 +91,61 @@ static double *unconst(const double *p)
     return u.out;
 }
 
-void ref_conv2d_forward(const graph_node *n, shape in, int N, const double *x, const double *w,
-                        const double *b, double *y)
+void ref_conv2d_forward(const op_call *o)
 {
-    size_t in_count = shape_count(in), out_count = shape_count(n->shape);
+    const graph_node *n = o->n;
+    size_t in_count = shape_count(o->in[0]), out_count = shape_count(n->shape);
     size_t plane = (size_t)n->shape.h * (size_t)n->shape.w;
-    for (int i = 0; i < N; i++, x += in_count, y += out_count) {
+    const double *x = o->x[0], *b = o->b;
+    double *y = o->y;
+    for (int i = 0; i < o->N; i++, x += in_count, y += out_count) {
         for (size_t j = 0; j < out_count; j++)
             y[j] = b ? b[j / plane] : 0;
-        conv_sample(n, in, CONV_FORWARD, unconst(w), unconst(x), y);
+        conv_sample(n, o->in[0], CONV_FORWARD, unconst(o->w), unconst(x), y);
     }
 }
 
-void ref_conv2d_backward(const graph_node *n, shape in, int N, const double *x, const double *w,
-                         const double *dy, double *dx, double *dw, double *db)
+void ref_conv2d_backward(const op_call *o)
 {
+    const graph_node *n = o->n;
+    shape in = o->in[0];
     size_t in_count = shape_count(in), out_count = shape_count(n->shape);
     size_t plane = (size_t)n->shape.h * (size_t)n->shape.w;
-    for (int i = 0; i < N; i++) {
-        const double *dyi = dy + (size_t)i * out_count;
-        conv_sample(n, in, CONV_DW, dw, unconst(x + (size_t)i * in_count), unconst(dyi));
+    double *dx = o->dx[0];
+    for (int i = 0; i < o->N; i++) {
+        const double *dy = o->dy + (size_t)i * out_count;
+        conv_sample(n, in, CONV_DW, o->dw, unconst(o->x[0] + (size_t)i * in_count), unconst(dy));
         if (dx)
-            conv_sample(n, in, CONV_DX, unconst(w), dx + (size_t)i * in_count, unconst(dyi));
-        if (db)
+            conv_sample(n, in, CONV_DX, unconst(o->w), dx + (size_t)i * in_count, unconst(dy));
+        if (o->db)
             for (size_t j = 0; j < out_count; j++)
-                db[j / plane] += dyi[j];
+                o->db[j / plane] += dy[j];
     }
 }
 
 /* y(N, out) = x(N, in) w(out, in)^T + b */
-void ref_linear_forward(int in, int out, int N, const double *x, const double *w, const double *b,
-                        double *y)
+void ref_linear_forward(const op_call *o)
 {
-    for (int i = 0; i < N; i++)
-        for (int o = 0; o < out; o++)
-            y[(size_t)i * (size_t)out + (size_t)o] =
-                (b ? b[o] : 0) + dot(w + (size_t)o * (size_t)in, x + (size_t)i * (size_t)in, in, 1);
+    int in = o->in[0].c, out = o->n->shape.c;
+    for (int i = 0; i < o->N; i++)
+        for (int k = 0; k < out; k++)
+            o->y[(size_t)i * (size_t)out + (size_t)k] =
+                (o->b ? o->b[k] : 0) +
+                dot(o->w + (size_t)k * (size_t)in, o->x[0] + (size_t)i * (size_t)in, in, 1);
 }
 
-void ref_linear_backward(int in, int out, int N, const double *x, const double *w, const double *dy,
-                         double *dx, double *dw, double *db)
+void ref_linear_backward(const op_call *o)
 {
-    for (int i = 0; i < N; i++)
-        for (int o = 0; o < out; o++) {
-            double d = dy[(size_t)i * (size_t)out + (size_t)o];
-            axpy(d, x + (size_t)i * (size_t)in, 1, dw + (size_t)o * (size_t)in, 1, in);
+    int in = o->in[0].c, out = o->n->shape.c;
+    const double *x = o->x[0];
+    double *dx = o->dx[0];
+    for (int i = 0; i < o->N; i++)
+        for (int k = 0; k < out; k++) {
+            double d = o->dy[(size_t)i * (size_t)out + (size_t)k];
+            axpy(d, x + (size_t)i * (size_t)in, 1, o->dw + (size_t)k * (size_t)in, 1, in);
             if (dx)
-                axpy(d, w + (size_t)o * (size_t)in, 1, dx + (size_t)i * (size_t)in, 1, in);
-            if (db)
-                db[o] += d;
+                axpy(d, o->w + (size_t)k * (size_t)in, 1, dx + (size_t)i * (size_t)in, 1, in);
+            if (o->db)
+                o->db[k] += d;
         }
 }

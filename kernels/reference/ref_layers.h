@@ -1,66 +1,42 @@
-/* ref_layers.h: the reference's layers: plain forward and backward functions, in double precision.
+/* ref_layers.h: the reference's layers: a forward and a backward function of each op, in double
+ * precision, as ops.h describes their argument, and the loss.
  *
- * N is the batch; x (N, in), y (N, out) are row-major NCHW without gaps. A backward function gets
- * dy and ADDS to dx, dw and db; dx is NULL where nobody needs it. w and b are double copies of the
- * float parameters. Nothing here allocates, blocks or fails. */
+ * A function of this header is in a row of the table of ops, and so on every backend that lacks the
+ * op. Nothing here allocates, blocks or fails. */
 #ifndef KUBEML_REF_LAYERS_H
 #define KUBEML_REF_LAYERS_H
 
 #include "kernels/backend.h"
+#include "kernels/ops.h"
 
-void ref_conv2d_forward(const graph_node *n, shape in, int N, const double *x, const double *w,
-                        const double *b, double *y);
-void ref_conv2d_backward(const graph_node *n, shape in, int N, const double *x, const double *w,
-                         const double *dy, double *dx, double *dw, double *db);
+op_run ref_input; /* reads op_call.batch */
 
-void ref_linear_forward(int in, int out, int N, const double *x, const double *w, const double *b,
-                        double *y);
-void ref_linear_backward(int in, int out, int N, const double *x, const double *w, const double *dy,
-                         double *dx, double *dw, double *db);
+op_run ref_conv2d_forward, ref_conv2d_backward;
+op_run ref_linear_forward, ref_linear_backward;
 
-/* `saved` (2 * C): the batch's mean and 1/sqrt(var + eps), for the backward pass. running_mean and
- * running_var move on unless one channel has a single value. */
-void ref_batch_norm_train(const graph_node *n, int N, const double *x, const double *w,
-                          const double *b, float *running_mean, float *running_var, double *saved,
-                          double *y);
-void ref_batch_norm_infer(const graph_node *n, int N, const double *x, const double *w,
-                          const double *b, const float *running_mean, const float *running_var,
-                          double *y);
-void ref_batch_norm_backward(const graph_node *n, int N, const double *x, const double *w,
-                             const double *saved, const double *dy, double *dx, double *dw,
-                             double *db);
+/* Keeps the batch's mean and 1/sqrt(var + eps) of each channel. The running statistics move on
+ * unless one channel has a single value. */
+op_run ref_batch_norm_forward, ref_batch_norm_backward;
+size_t ref_batch_norm_keeps(const graph_node *n, int N);
 
-void ref_activation_forward(const graph_node *n, size_t count, const double *x, double *y);
-void ref_activation_backward(const graph_node *n, size_t count, const double *x, const double *dy,
-                             double *dx);
+/* Keeps the mean and 1/sqrt(var + eps) of each sample's groups. */
+op_run ref_group_norm_forward, ref_group_norm_backward;
+size_t ref_group_norm_keeps(const graph_node *n, int N);
 
-/* `winner` (N, out): the position of each maximum in its plane (H, W); NULL forward for inference.
- */
-void ref_max_pool_forward(const graph_node *n, shape in, int N, const double *x, int32_t *winner,
-                          double *y);
-void ref_max_pool_backward(const graph_node *n, shape in, int N, const int32_t *winner,
-                           const double *dy, double *dx);
-/* Average and adaptive average pooling. */
-void ref_avg_pool_forward(const graph_node *n, shape in, int N, const double *x, double *y);
-void ref_avg_pool_backward(const graph_node *n, shape in, int N, const double *dy, double *dx);
+op_run ref_activation_forward, ref_activation_backward;
 
-/* y = a op b for OP_ADD and OP_MUL; b has a's shape or (C,1,1). */
-void ref_pairwise_forward(const graph_node *n, shape b_shape, int N, const double *a,
-                          const double *b, double *y);
-void ref_pairwise_backward(const graph_node *n, shape b_shape, int N, const double *a,
-                           const double *b, const double *dy, double *da, double *db);
+/* Adaptive pooling, too. Max pooling keeps the position of each maximum in its plane (H, W). */
+op_run ref_max_pool_forward, ref_max_pool_backward;
+size_t ref_max_pool_keeps(const graph_node *n, int N);
+op_run ref_avg_pool_forward, ref_avg_pool_backward;
 
-/* Copies `from` channels' worth of each sample between x (N, x_count) and y (N, y_count) at
- * y_offset: the parts of concat, and channel padding. */
-void ref_part_forward(int N, size_t part, size_t y_offset, size_t y_count, const double *x,
-                      double *y);
-void ref_part_backward(int N, size_t part, size_t y_offset, size_t y_count, const double *dy,
-                       double *dx);
-
-/* x and y may not be NULL; called forward with x and y, backward with dy and dx (which it adds to).
- */
-void ref_dropout(const graph_node *n, uint64_t seed, const backend_batch *b, const double *x,
-                 double *y, bool add);
+/* The second input has the first one's shape or (C,1,1). */
+op_run ref_add_forward, ref_add_backward;
+op_run ref_mul_forward, ref_mul_backward;
+op_run ref_concat_forward, ref_concat_backward;
+op_run ref_pad_channels_forward, ref_pad_channels_backward;
+op_run ref_flatten_forward, ref_flatten_backward;
+op_run ref_dropout_forward, ref_dropout_backward;
 
 /* The loss of n samples' logits (n, outputs); `dlogits` (or NULL) gets the gradient of their mean.
  */

@@ -77,68 +77,156 @@ static double slope(const graph_node *n, double x)
     return NAN;
 }
 
-void ref_activation_forward(const graph_node *n, size_t count, const double *x, double *y)
+/* Elements of the result of all samples. */
+static size_t count_of(const op_call *o)
 {
+    return (size_t)o->N * shape_count(o->n->shape);
+}
+
+void ref_activation_forward(const op_call *o)
+{
+    size_t count = count_of(o);
+    const double *x = o->x[0];
+    double *y = o->y;
     for (size_t i = 0; i < count; i++)
-        y[i] = activate(n, x[i]);
+        y[i] = activate(o->n, x[i]);
 }
 
-void ref_activation_backward(const graph_node *n, size_t count, const double *x, const double *dy,
-                             double *dx)
+void ref_activation_backward(const op_call *o)
 {
+    size_t count = count_of(o);
+    const double *x = o->x[0], *dy = o->dy;
+    double *dx = o->dx[0];
     for (size_t i = 0; i < count; i++)
-        dx[i] += dy[i] * slope(n, x[i]);
+        dx[i] += dy[i] * slope(o->n, x[i]);
 }
 
-/* Elements of a that share one element of b: a plane where b is (C,1,1). */
-static size_t shared(const graph_node *n, shape b)
+/* Elements of the first input that share one element of the second: a plane where that is
+ * (C,1,1). */
+static size_t shared(const op_call *o)
 {
-    return shape_count(n->shape) / shape_count(b);
+    return shape_count(o->n->shape) / shape_count(o->in[1]);
 }
 
-void ref_pairwise_forward(const graph_node *n, shape b_shape, int N, const double *a,
-                          const double *b, double *y)
+void ref_add_forward(const op_call *o)
 {
-    size_t count = (size_t)N * shape_count(n->shape), each = shared(n, b_shape);
+    size_t count = count_of(o), each = shared(o);
+    const double *a = o->x[0], *b = o->x[1];
+    double *y = o->y;
     for (size_t i = 0; i < count; i++)
-        y[i] = n->op == OP_ADD ? a[i] + b[i / each] : a[i] * b[i / each];
+        y[i] = a[i] + b[i / each];
 }
 
-void ref_pairwise_backward(const graph_node *n, shape b_shape, int N, const double *a,
-                           const double *b, const double *dy, double *da, double *db)
+void ref_add_backward(const op_call *o)
 {
-    size_t count = (size_t)N * shape_count(n->shape), each = shared(n, b_shape);
+    size_t count = count_of(o), each = shared(o);
+    const double *dy = o->dy;
+    double *da = o->dx[0], *db = o->dx[1];
     for (size_t i = 0; i < count; i++) {
         if (da)
-            da[i] += n->op == OP_ADD ? dy[i] : dy[i] * b[i / each];
+            da[i] += dy[i];
         if (db)
-            db[i / each] += n->op == OP_ADD ? dy[i] : dy[i] * a[i];
+            db[i / each] += dy[i];
     }
 }
 
-void ref_part_forward(int N, size_t part, size_t y_offset, size_t y_count, const double *x,
-                      double *y)
+void ref_mul_forward(const op_call *o)
+{
+    size_t count = count_of(o), each = shared(o);
+    const double *a = o->x[0], *b = o->x[1];
+    double *y = o->y;
+    for (size_t i = 0; i < count; i++)
+        y[i] = a[i] * b[i / each];
+}
+
+void ref_mul_backward(const op_call *o)
+{
+    size_t count = count_of(o), each = shared(o);
+    const double *a = o->x[0], *b = o->x[1], *dy = o->dy;
+    double *da = o->dx[0], *db = o->dx[1];
+    for (size_t i = 0; i < count; i++) {
+        if (da)
+            da[i] += dy[i] * b[i / each];
+        if (db)
+            db[i / each] += dy[i] * a[i];
+    }
+}
+
+/* Copies `part` values of each sample from x (N, part) to y (N, y_count), at y_offset. */
+static void part_forward(int N, size_t part, size_t y_offset, size_t y_count, const double *x,
+                         double *y)
 {
     for (int i = 0; i < N; i++)
         memcpy(y + (size_t)i * y_count + y_offset, x + (size_t)i * part, part * sizeof *x);
 }
 
-void ref_part_backward(int N, size_t part, size_t y_offset, size_t y_count, const double *dy,
-                       double *dx)
+static void part_backward(int N, size_t part, size_t y_offset, size_t y_count, const double *dy,
+                          double *dx)
 {
     for (int i = 0; i < N; i++)
         for (size_t j = 0; j < part; j++)
             dx[(size_t)i * part + j] += dy[(size_t)i * y_count + y_offset + j];
 }
 
-void ref_dropout(const graph_node *n, uint64_t seed, const backend_batch *b, const double *x,
-                 double *y, bool add)
+void ref_concat_forward(const op_call *o)
 {
+    size_t at = 0;
+    for (int i = 0; i < o->n->in_count; i++) {
+        size_t part = shape_count(o->in[i]);
+        part_forward(o->N, part, at, shape_count(o->n->shape), o->x[i], o->y);
+        at += part;
+    }
+}
+
+void ref_concat_backward(const op_call *o)
+{
+    size_t at = 0;
+    for (int i = 0; i < o->n->in_count; i++) {
+        size_t part = shape_count(o->in[i]);
+        if (o->dx[i])
+            part_backward(o->N, part, at, shape_count(o->n->shape), o->dy, o->dx[i]);
+        at += part;
+    }
+}
+
+static size_t pad_before(const graph_node *n)
+{
+    return (size_t)n->pad.before * (size_t)n->shape.h * (size_t)n->shape.w;
+}
+
+void ref_pad_channels_forward(const op_call *o)
+{
+    memset(o->y, 0, count_of(o) * sizeof *o->y);
+    part_forward(o->N, shape_count(o->in[0]), pad_before(o->n), shape_count(o->n->shape), o->x[0],
+                 o->y);
+}
+
+void ref_pad_channels_backward(const op_call *o)
+{
+    part_backward(o->N, shape_count(o->in[0]), pad_before(o->n), shape_count(o->n->shape), o->dy,
+                  o->dx[0]);
+}
+
+void ref_flatten_forward(const op_call *o)
+{
+    memcpy(o->y, o->x[0], count_of(o) * sizeof *o->y);
+}
+
+void ref_flatten_backward(const op_call *o)
+{
+    part_backward(o->N, shape_count(o->in[0]), 0, shape_count(o->n->shape), o->dy, o->dx[0]);
+}
+
+/* x and y: values forward, gradients backward, which are added. */
+static void dropout(const op_call *o, const double *x, double *y, bool add)
+{
+    const graph_node *n = o->n;
+    const backend_batch *b = o->batch;
     size_t count = shape_count(n->shape);
     double scale = 1 / (1 - n->dropout.p);
-    for (int i = 0; i < b->n; i++)
+    for (int i = 0; i < o->N; i++)
         for (size_t j = 0; j < count; j += 4) {
-            unsigned keep = graph_dropout_draw(seed, b->epoch, b->sample[i], n->dropout.layer,
+            unsigned keep = graph_dropout_draw(o->seed, b->epoch, b->sample[i], n->dropout.layer,
                                                (uint32_t)(j / 4), n->dropout.p);
             for (size_t l = j; l < j + 4 && l < count; l++) {
                 size_t at = (size_t)i * count + l;
@@ -146,6 +234,39 @@ void ref_dropout(const graph_node *n, uint64_t seed, const backend_batch *b, con
                 y[at] = add ? y[at] + value : value;
             }
         }
+}
+
+void ref_dropout_forward(const op_call *o)
+{
+    if (o->training)
+        dropout(o, o->x[0], o->y, false);
+    else
+        memcpy(o->y, o->x[0], count_of(o) * sizeof *o->y);
+}
+
+void ref_dropout_backward(const op_call *o)
+{
+    dropout(o, o->dy, o->dx[0], true);
+}
+
+void ref_input(const op_call *o)
+{
+    const backend_batch *b = o->batch;
+    shape s = o->n->shape;
+    size_t plane = (size_t)s.h * (size_t)s.w, count = shape_count(s);
+    for (int i = 0; i < o->N; i++) {
+        const unsigned char *bytes = b->x[i];
+        for (size_t j = 0; j < count; j++) {
+            float value;
+            if (b->type == INPUT_UINT8)
+                value = (float)bytes[j];
+            else
+                memcpy(&value, bytes + j * sizeof value, sizeof value);
+            double scale = b->scale ? (double)b->scale[j / plane] : 1;
+            double shift = b->shift ? (double)b->shift[j / plane] : 0;
+            o->y[(size_t)i * count + j] = (double)value * scale + shift;
+        }
+    }
 }
 
 /* -log softmax(z)[label], by the largest logit so that exp cannot overflow; d = softmax - onehot.

@@ -19,9 +19,14 @@ static span window_span(int p, int kernel, int stride, int pad, int extent, bool
     return (span){from, to, count_pad ? counted : to - from};
 }
 
+static bool is_adaptive(const graph_node *n)
+{
+    return n->op == OP_ADAPTIVE_AVG_POOL || n->op == OP_ADAPTIVE_MAX_POOL;
+}
+
 static span rows(const graph_node *n, shape in, int p)
 {
-    if (n->op == OP_ADAPTIVE_AVG_POOL) {
+    if (is_adaptive(n)) {
         int from = (int)((int64_t)p * in.h / n->shape.h);
         int to = (int)(((int64_t)(p + 1) * in.h + n->shape.h - 1) / n->shape.h);
         return (span){from, to, to - from};
@@ -32,7 +37,7 @@ static span rows(const graph_node *n, shape in, int p)
 
 static span columns(const graph_node *n, shape in, int q)
 {
-    if (n->op == OP_ADAPTIVE_AVG_POOL) {
+    if (is_adaptive(n)) {
         int from = (int)((int64_t)q * in.w / n->shape.w);
         int to = (int)(((int64_t)(q + 1) * in.w + n->shape.w - 1) / n->shape.w);
         return (span){from, to, to - from};
@@ -52,10 +57,19 @@ static int32_t maximum(const double *plane, shape in, span v, span h)
     return best;
 }
 
-void ref_max_pool_forward(const graph_node *n, shape in, int N, const double *x, int32_t *winner,
-                          double *y)
+size_t ref_max_pool_keeps(const graph_node *n, int N)
 {
-    size_t planes = (size_t)N * (size_t)in.c, in_plane = (size_t)in.h * (size_t)in.w;
+    return (size_t)N * shape_count(n->shape) * sizeof(int32_t);
+}
+
+void ref_max_pool_forward(const op_call *o)
+{
+    const graph_node *n = o->n;
+    shape in = o->in[0];
+    size_t planes = (size_t)o->N * (size_t)in.c, in_plane = (size_t)in.h * (size_t)in.w;
+    const double *x = o->x[0];
+    double *y = o->y;
+    int32_t *winner = o->training ? o->kept : NULL;
     for (size_t i = 0; i < planes; i++, x += in_plane)
         for (int p = 0; p < n->shape.h; p++)
             for (int q = 0; q < n->shape.w; q++) {
@@ -66,10 +80,13 @@ void ref_max_pool_forward(const graph_node *n, shape in, int N, const double *x,
             }
 }
 
-void ref_max_pool_backward(const graph_node *n, shape in, int N, const int32_t *winner,
-                           const double *dy, double *dx)
+void ref_max_pool_backward(const op_call *o)
 {
-    size_t planes = (size_t)N * (size_t)in.c, out_plane = (size_t)n->shape.h * (size_t)n->shape.w;
+    shape in = o->in[0], out = o->n->shape;
+    size_t planes = (size_t)o->N * (size_t)in.c, out_plane = (size_t)out.h * (size_t)out.w;
+    const int32_t *winner = o->kept;
+    const double *dy = o->dy;
+    double *dx = o->dx[0];
     for (size_t i = 0; i < planes; i++, dx += (size_t)in.h * (size_t)in.w)
         for (size_t j = 0; j < out_plane; j++)
             dx[*winner++] += *dy++;
@@ -99,20 +116,20 @@ static void average(const graph_node *n, shape in, int N, double *x, double *y, 
                 average_window(in, rows(n, in, p), columns(n, in, q), x, y++, backward);
 }
 
-void ref_avg_pool_forward(const graph_node *n, shape in, int N, const double *x, double *y)
+void ref_avg_pool_forward(const op_call *o)
 {
     union {
         const double *in;
         double *out;
-    } readable = {.in = x}; /* forward only reads x */
-    average(n, in, N, readable.out, y, false);
+    } readable = {.in = o->x[0]}; /* forward only reads x */
+    average(o->n, o->in[0], o->N, readable.out, o->y, false);
 }
 
-void ref_avg_pool_backward(const graph_node *n, shape in, int N, const double *dy, double *dx)
+void ref_avg_pool_backward(const op_call *o)
 {
     union {
         const double *in;
         double *out;
-    } readable = {.in = dy}; /* backward only reads dy */
-    average(n, in, N, dx, readable.out, true);
+    } readable = {.in = o->dy}; /* backward only reads dy */
+    average(o->n, o->in[0], o->N, o->dx[0], readable.out, true);
 }

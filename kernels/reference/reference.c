@@ -2,7 +2,7 @@
  * on the caller's thread. It is the truth that other backends are compared with; it is not fast.
  *
  * Memory: one arena for activations and their gradients, planned by lifetime at prepare; double
- * copies of parameters and gradients; max pooling's winners and batch norm's saved statistics. */
+ * copies of parameters and gradients; what ops keep from forward to backward. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,10 +12,9 @@
 
 /* What one node keeps; pointers into the program's memory, NULL where it keeps none. */
 typedef struct ref_node {
-    double *y, *dy;  /* (N, shape) */
-    int32_t *winner; /* max pooling, training */
-    double *saved;   /* batch norm, training: (2 * C) */
-    int last_use;    /* the largest id among its readers; its own id where nobody reads it */
+    double *y, *dy; /* (N, shape) */
+    double *kept;   /* op_row.keeps, training */
+    int last_use;   /* the largest id among its readers; its own id where nobody reads it */
 } ref_node;
 
 typedef struct ref_program {
@@ -25,8 +24,7 @@ typedef struct ref_program {
     backend_state s;
     ref_node *nodes;
     double *arena, *w, *dw; /* dw, like w, in the layout of the parameter block */
-    int32_t *winners;
-    double *saved;
+    double *kept;
     size_t bytes;
 } ref_program;
 
@@ -45,7 +43,7 @@ static void set_lifetimes(const graph *g, const backend_config *c, ref_node *nod
     }
     for (int j = 0; j < T; j++) {
         const graph_node *n = &g->nodes[j];
-        int until = !c->inference && graph_reads_inputs(n->op) ? 2 * T - j : j;
+        int until = !c->inference && op_rows[n->op].reads_inputs ? 2 * T - j : j;
         for (int k = 0; k < n->in_count; k++) {
             int i = n->in[k];
             nodes[i].last_use = j;
@@ -62,31 +60,27 @@ static void set_lifetimes(const graph *g, const backend_config *c, ref_node *nod
     }
 }
 
-static void count_extras(const graph *g, const backend_config *c, size_t *winners, size_t *saved)
+/* In doubles. */
+static size_t kept_by(const graph_node *n, int batch)
 {
-    *winners = *saved = 0;
-    for (int i = 0; i < g->node_count && !c->inference; i++) {
-        const graph_node *n = &g->nodes[i];
-        if (n->op == OP_MAX_POOL)
-            *winners += shape_count(n->shape) * (size_t)c->batch;
-        else if (n->op == OP_BATCH_NORM)
-            *saved += 2 * (size_t)n->shape.c;
-    }
+    const op_row *row = &op_rows[n->op];
+    return row->keeps ? (row->keeps(n, batch) + sizeof(double) - 1) / sizeof(double) : 0;
 }
 
-static void place_extras(ref_program *p)
+static size_t count_kept(const graph *g, const backend_config *c)
 {
-    int32_t *winner = p->winners;
-    double *saved = p->saved;
+    size_t doubles = 0;
+    for (int i = 0; i < g->node_count && !c->inference; i++)
+        doubles += kept_by(&g->nodes[i], c->batch);
+    return doubles;
+}
+
+static void place_kept(ref_program *p)
+{
+    double *at = p->kept;
     for (int i = 0; i < p->g->node_count && !p->c.inference; i++) {
-        const graph_node *n = &p->g->nodes[i];
-        if (n->op == OP_MAX_POOL) {
-            p->nodes[i].winner = winner;
-            winner += shape_count(n->shape) * (size_t)p->c.batch;
-        } else if (n->op == OP_BATCH_NORM) {
-            p->nodes[i].saved = saved;
-            saved += 2 * (size_t)n->shape.c;
-        }
+        p->nodes[i].kept = at;
+        at += kept_by(&p->g->nodes[i], p->c.batch);
     }
 }
 
@@ -99,8 +93,7 @@ static void ref_release(backend_program *base)
     free(p->arena);
     free(p->w);
     free(p->dw);
-    free(p->winners);
-    free(p->saved);
+    free(p->kept);
     free(p);
 }
 
@@ -113,7 +106,7 @@ static void *take(ref_program *p, size_t count, size_t size)
 
 static int allocate(ref_program *p, plan_item *items, bool *needs, err *e)
 {
-    size_t winners, saved, params = p->g->floats[VAR_PARAM];
+    size_t params = p->g->floats[VAR_PARAM];
     int T = p->g->node_count;
     p->nodes = take(p, (size_t)T, sizeof *p->nodes);
     if (!p->nodes)
@@ -123,13 +116,11 @@ static int allocate(ref_program *p, plan_item *items, bool *needs, err *e)
     size_t arena = plan_assign(items, 2 * T);
     if (arena == SIZE_MAX)
         return err_set(e, ERR_NOMEM, "no memory for the plan of %d layers", T);
-    count_extras(p->g, &p->c, &winners, &saved);
     p->arena = take(p, arena / sizeof(double), sizeof(double));
     p->w = take(p, params, sizeof(double));
     p->dw = take(p, p->c.inference ? 0 : params, sizeof(double));
-    p->winners = take(p, winners, sizeof *p->winners);
-    p->saved = take(p, saved, sizeof(double));
-    if (!p->arena || !p->w || !p->dw || !p->winners || !p->saved)
+    p->kept = take(p, count_kept(p->g, &p->c), sizeof(double));
+    if (!p->arena || !p->w || !p->dw || !p->kept)
         return err_set(e, ERR_NOMEM, "no memory: the model needs %zu MiB at batch %d",
                        p->bytes >> 20, p->c.batch);
     for (int i = 0; i < T; i++) {
@@ -137,7 +128,7 @@ static int allocate(ref_program *p, plan_item *items, bool *needs, err *e)
         if (items[T + i].bytes)
             p->nodes[i].dy = p->arena + items[T + i].offset / sizeof(double);
     }
-    place_extras(p);
+    place_kept(p);
     return 0;
 }
 
@@ -185,169 +176,59 @@ static double *grad(const ref_program *p, int var)
 
 static float *buffer(const ref_program *p, int var)
 {
-    return p->s.buffers + p->g->vars[var].offset;
+    return var < 0 ? NULL : p->s.buffers + p->g->vars[var].offset;
 }
 
-static void read_input(const ref_program *p, const backend_batch *b)
-{
-    shape s = p->g->nodes[0].shape;
-    size_t plane = (size_t)s.h * (size_t)s.w, count = shape_count(s);
-    double *y = p->nodes[0].y;
-    for (int i = 0; i < b->n; i++) {
-        const unsigned char *bytes = b->x[i];
-        for (size_t j = 0; j < count; j++) {
-            float value;
-            if (b->type == INPUT_UINT8)
-                value = (float)bytes[j];
-            else
-                memcpy(&value, bytes + j * sizeof value, sizeof value);
-            double scale = b->scale ? (double)b->scale[j / plane] : 1;
-            double shift = b->shift ? (double)b->shift[j / plane] : 0;
-            y[(size_t)i * count + j] = (double)value * scale + shift;
-        }
-    }
-}
+/* What a call of the op of one node gets; the arrays are as long as a node may have inputs. */
+typedef struct call_room {
+    shape in[GRAPH_INPUTS_MAX];
+    const double *x[GRAPH_INPUTS_MAX];
+    double *dx[GRAPH_INPUTS_MAX];
+} call_room;
 
-static void forward_norm(ref_program *p, const graph_node *n, ref_node *r, int N, const double *x,
-                         bool training)
+static op_call call_of(ref_program *p, int id, const backend_batch *b, bool training,
+                       call_room *room)
 {
-    const double *w = param(p, n->weight), *b = param(p, n->bias);
-    float *mean = buffer(p, n->running_mean), *var = buffer(p, n->running_var);
-    if (!training) {
-        ref_batch_norm_infer(n, N, x, w, b, mean, var, r->y);
-        return;
-    }
-    ref_batch_norm_train(n, N, x, w, b, mean, var, r->saved, r->y);
-    p->s.counters[p->g->vars[n->batches].offset]++;
-}
-
-/* Concat's and pad_channels' parts; also serves backward, where dy is spread over the inputs. */
-static void run_parts(ref_program *p, const graph_node *n, ref_node *r, int N, bool backward)
-{
-    size_t plane = (size_t)n->shape.h * (size_t)n->shape.w, count = shape_count(n->shape);
-    size_t at = n->op == OP_PAD_CHANNELS ? (size_t)n->pad.before * plane : 0;
-    if (n->op == OP_PAD_CHANNELS && !backward)
-        memset(r->y, 0, (size_t)N * count * sizeof *r->y);
+    const graph_node *n = &p->g->nodes[id];
+    const ref_node *r = &p->nodes[id];
     for (int i = 0; i < n->in_count; i++) {
-        ref_node *x = &p->nodes[n->in[i]];
-        size_t part = shape_count(p->g->nodes[n->in[i]].shape);
-        if (!backward)
-            ref_part_forward(N, part, at, count, x->y, r->y);
-        else if (x->dy)
-            ref_part_backward(N, part, at, count, r->dy, x->dy);
-        at += part;
+        room->in[i] = p->g->nodes[n->in[i]].shape;
+        room->x[i] = p->nodes[n->in[i]].y;
+        room->dx[i] = p->nodes[n->in[i]].dy;
     }
+    return (op_call){.n = n,
+                     .N = b->n,
+                     .training = training,
+                     .in = room->in,
+                     .x = room->x,
+                     .y = r->y,
+                     .dy = r->dy,
+                     .dx = room->dx,
+                     .w = param(p, n->weight),
+                     .b = param(p, n->bias),
+                     .dw = grad(p, n->weight),
+                     .db = grad(p, n->bias),
+                     .kept = r->kept,
+                     .running_mean = buffer(p, n->running_mean),
+                     .running_var = buffer(p, n->running_var),
+                     .batches =
+                         n->batches < 0 ? NULL : p->s.counters + p->g->vars[n->batches].offset,
+                     .batch = b,
+                     .seed = p->c.seed};
 }
 
 static void forward_node(ref_program *p, int id, const backend_batch *b, bool training)
 {
-    const graph_node *n = &p->g->nodes[id];
-    ref_node *r = &p->nodes[id];
-    if (n->op == OP_INPUT) {
-        read_input(p, b);
-        return;
-    }
-    int N = b->n;
-    shape in = p->g->nodes[n->in[0]].shape;
-    size_t count = (size_t)N * shape_count(n->shape);
-    const double *x = p->nodes[n->in[0]].y;
-    switch (n->op) {
-    case OP_CONV2D:
-        ref_conv2d_forward(n, in, N, x, param(p, n->weight), param(p, n->bias), r->y);
-        break;
-    case OP_LINEAR:
-        ref_linear_forward(in.c, n->shape.c, N, x, param(p, n->weight), param(p, n->bias), r->y);
-        break;
-    case OP_BATCH_NORM:
-        forward_norm(p, n, r, N, x, training);
-        break;
-    case OP_ACTIVATION:
-        ref_activation_forward(n, count, x, r->y);
-        break;
-    case OP_MAX_POOL: {
-        ref_max_pool_forward(n, in, N, x, r->winner, r->y);
-        break;
-    }
-    case OP_AVG_POOL:
-    case OP_ADAPTIVE_AVG_POOL:
-        ref_avg_pool_forward(n, in, N, x, r->y);
-        break;
-    case OP_ADD:
-    case OP_MUL:
-        ref_pairwise_forward(n, p->g->nodes[n->in[1]].shape, N, x, p->nodes[n->in[1]].y, r->y);
-        break;
-    case OP_CONCAT:
-    case OP_PAD_CHANNELS:
-        run_parts(p, n, r, N, false);
-        break;
-    case OP_DROPOUT:
-        if (training) {
-            ref_dropout(n, p->c.seed, b, x, r->y, false);
-            break;
-        }
-        memcpy(r->y, x, count * sizeof *x);
-        break;
-    case OP_FLATTEN:
-        memcpy(r->y, x, count * sizeof *x);
-        break;
-    case OP_INPUT:
-    case OP_COUNT:
-        break;
-    }
+    call_room room;
+    op_call o = call_of(p, id, b, training, &room);
+    op_rows[o.n->op].forward(&o);
 }
 
 static void backward_node(ref_program *p, int id, const backend_batch *b)
 {
-    const graph_node *n = &p->g->nodes[id];
-    ref_node *r = &p->nodes[id], *x = &p->nodes[n->in[0]];
-    int N = b->n;
-    shape in = p->g->nodes[n->in[0]].shape;
-    size_t count = (size_t)N * shape_count(n->shape);
-    switch (n->op) {
-    case OP_CONV2D:
-        ref_conv2d_backward(n, in, N, x->y, param(p, n->weight), r->dy, x->dy, grad(p, n->weight),
-                            grad(p, n->bias));
-        break;
-    case OP_LINEAR:
-        ref_linear_backward(in.c, n->shape.c, N, x->y, param(p, n->weight), r->dy, x->dy,
-                            grad(p, n->weight), grad(p, n->bias));
-        break;
-    case OP_BATCH_NORM:
-        ref_batch_norm_backward(n, N, x->y, param(p, n->weight), r->saved, r->dy, x->dy,
-                                grad(p, n->weight), grad(p, n->bias));
-        break;
-    case OP_ACTIVATION:
-        ref_activation_backward(n, count, x->y, r->dy, x->dy);
-        break;
-    case OP_MAX_POOL:
-        ref_max_pool_backward(n, in, N, r->winner, r->dy, x->dy);
-        break;
-    case OP_AVG_POOL:
-    case OP_ADAPTIVE_AVG_POOL:
-        ref_avg_pool_backward(n, in, N, r->dy, x->dy);
-        break;
-    case OP_ADD:
-    case OP_MUL: {
-        ref_node *second = &p->nodes[n->in[1]];
-        ref_pairwise_backward(n, p->g->nodes[n->in[1]].shape, N, x->y, second->y, r->dy, x->dy,
-                              second->dy);
-        break;
-    }
-    case OP_CONCAT:
-    case OP_PAD_CHANNELS:
-        run_parts(p, n, r, N, true);
-        break;
-    case OP_DROPOUT:
-        ref_dropout(n, p->c.seed, b, r->dy, x->dy, true);
-        break;
-    case OP_FLATTEN:
-        for (size_t i = 0; i < count; i++)
-            x->dy[i] += r->dy[i];
-        break;
-    case OP_INPUT:
-    case OP_COUNT:
-        break;
-    }
+    call_room room;
+    op_call o = call_of(p, id, b, true, &room);
+    op_rows[o.n->op].backward(&o);
 }
 
 static void run_forward(ref_program *p, const backend_batch *b, bool training)

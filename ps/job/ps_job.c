@@ -1,15 +1,16 @@
-/* job.c: see job.h. Begin, outcomes of tasks, Redis, time. */
+/* ps_job.c: see ps_job.h. A job's life: its begin, its stages, what its tasks have come to, its
+ * database, time. */
 #include "ps_job.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "common/base/failpoint.h"
 #include "common/base/json_read.h"
 #include "common/base/log.h"
+#include "common/net/tokens.h"
+#include "frame_out.h"
 #include "ps_job_internal.h"
 
 /* ---- begin and end --------------------------------------------------------------------------- */
@@ -40,22 +41,26 @@ static int open_machine(job *j, err *e)
     round_limits_default(&config.limits);
     if (round_open(&config, &j->machine, e))
         return err_wrap(e, "job");
-    j->storage_worker = storage_worker_new(round_slots(&config), e);
-    return j->storage_worker ? 0 : -1;
+    return effects_init(&j->effects, s, j->host.storage_worker, round_slots(&config), e);
 }
 
-static int post_prepare(job *j, err *e)
+static int open_averaging(job *j, err *e)
 {
-    database_task *t = database_task_new(j->host.database, DATABASE_PREPARE);
-    if (!t)
-        return err_set(e, ERR_NOMEM, "no memory for the job's first task");
-    snprintf(t->job, sizeof t->job, "%s", j->spec.id);
-    snprintf(t->kind_name, sizeof t->kind_name, "%s",
-             j->spec.request.merge == MERGE_SERVER ? "server" : "database");
-    snprintf(t->shm_dir, sizeof t->shm_dir, "%s", j->spec.shm_dir);
-    j->database_busy = true;
-    worker_post(j->host.nurse, &t->work);
-    return 0;
+    const request *r = &j->spec.request;
+    const averaging_config config = {.parallelism = j->spec.parallelism,
+                                     .own_processes = r->process != PROCESS_SHARED,
+                                     .whole_state = r->optimizer_state != STATE_RESET,
+                                     .nccl = r->merge == MERGE_NCCL,
+                                     .tensor_path = j->member.tensor_path};
+    j->averaging = averaging_open(&config, e);
+    return j->averaging ? 0 : -1;
+}
+
+static int prepare_database(job *j, err *e)
+{
+    const job_spec *s = &j->spec;
+    const char *kind = s->request.merge == MERGE_SERVER ? "server" : "database";
+    return database_watch_prepare(&j->database, s->id, kind, s->shm_dir, e);
 }
 
 job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
@@ -67,12 +72,12 @@ job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
     }
     j->host = *host;
     j->epoch = j->round = -1;
-    j->retry_due_ms = j->revive_due_ms = j->ping_due_ms = INT64_MAX;
+    j->retry_due_ms = INT64_MAX;
     j->asker = c;
-    j->shares = json_array();
-    job_device_init(&j->device);
+    database_watch_init(&j->database, host->database, host->nurse);
     if (job_spec_parse(message, &j->spec, e) || open_machine(j, e) ||
-        !(j->history = history_new(&j->spec, e)) || post_prepare(j, e)) {
+        job_record_init(&j->record, &j->spec, e) || open_averaging(j, e) ||
+        prepare_database(j, e)) {
         job_free(j, true);
         return NULL;
     }
@@ -85,18 +90,15 @@ void job_free(job *j, bool kept)
 {
     if (!j)
         return;
-    storage_worker_free(j->storage_worker, !kept);
+    effects_free(&j->effects, kept);
     round_close(j->machine);
-    history_free(j->history);
+    averaging_close(j->averaging);
+    job_record_free(&j->record);
+    job_usage_clear(&j->usage);
     for (size_t i = 0; i < ROUND_FUNCTIONS_MAX; i++)
         json_decref(j->about[i]);
-    job_usage_clear(&j->usage);
-    job_device_free(&j->device);
-    json_decref(j->shares);
-    json_decref(j->losses);
-    json_decref(j->gathered);
+    json_decref(j->shared_task);
     json_decref(j->finished);
-    free(j->layout);
     free(j->stop);
     explicit_bzero(&j->owner, sizeof j->owner);
     explicit_bzero(&j->member, sizeof j->member);
@@ -114,6 +116,11 @@ const char *job_shm_dir(const job *j)
     return j->spec.shm_dir;
 }
 
+bool job_secret_is(const job *j, const char *token)
+{
+    return tokens_same(token, j->spec.secret);
+}
+
 bool job_over(const job *j)
 {
     return j->stage == JOB_OVER;
@@ -124,44 +131,95 @@ bool job_refused(const job *j)
     return j->stage == JOB_REFUSED;
 }
 
-bool job_database_busy(const job *j)
+/* Controllers hear of it. */
+static bool is_accepted(const job *j)
 {
-    return j->database_busy;
+    return j->stage == JOB_OPENING || j->stage == JOB_RUNNING || j->stage == JOB_FINISHING;
 }
 
-bool job_pings_database(const job *j)
+/* ---- the end --------------------------------------------------------------------------------- */
+
+/* `finished` is what is told now, and to whoever asks later. */
+static void end(job *j, const char *state, const char *reason, const char *message, int epochs,
+                const char *sha256)
 {
-    return j->pings;
+    j->stage = JOB_OVER;
+    json_decref(j->finished);
+    j->finished = frame_out_finished(state, reason, message, epochs, sha256);
+    log_info("finished: state=%s reason=%s epochs=%d sha256=%s %s", state, reason, epochs, sha256,
+             message);
+    connections_tell(j->host.connections, json_incref(j->finished));
 }
 
-/* What a killed kubeml-ps had written of later epochs is forgotten. */
-static int restore(job *j, const json_t *record, const checkpoint_info *info, err *e)
+static void post_finish(job *j)
 {
-    epoch_result last = {0};
-    if (history_restore(j->history, record, info->epochs, e))
-        return -1;
-    j->told_epochs = info->epochs;
-    if (info->epochs > 0 && history_at(j->history, info->epochs - 1, &last))
-        return err_set(e, ERR_CORRUPT, "the checkpoint is of no epoch");
-    memcpy(j->ledger, last.ledger, sizeof j->ledger);
-    job_reset_epoch(j);
-    return 0;
+    j->retry_due_ms = INT64_MAX;
+    effects_finish(&j->effects, &j->final, j->keep_model, history_json(j->record.history));
 }
 
-static round_resume resume_of(const job *j, const checkpoint_info *info)
+void job_finish(job *j, const round_action *a)
 {
-    epoch_result last = {0};
-    history_at(j->history, info->epochs - 1, &last);
-    return (round_resume){.epoch = info->epochs - 1,
-                          .parallelism = last.parallelism,
-                          .version = info->version,
-                          .committed = true,
-                          .validated = last.validated,
-                          .accuracy = last.accuracy,
-                          .seconds = last.seconds};
+    const char *state = round_state_name(a->state);
+    history_state(j->record.history, state, a->reason, a->message, "");
+    history_lost(j->record.history, round_losses(j->machine));
+    if (a->superseded) {
+        end(j, state, a->reason, a->message, a->epochs, "");
+        return;
+    }
+    j->stage = JOB_FINISHING;
+    j->give_up_ms = clock_deadline_ms(JOB_GIVE_UP_MS);
+    j->final = (checkpoint_info){
+        .epochs = a->epochs, .seed = j->spec.request.seed, .parallelism = a->parallelism};
+    snprintf(j->final.state, sizeof j->final.state, "%s", state);
+    j->keep_model = a->state != ROUND_FAILED_STATE;
+    job_record_cut(&j->record, a->epochs);
+    json_t *open = a->state == ROUND_SUSPENDED
+                       ? job_record_open(&j->record, a->epochs, round_version(j->machine),
+                                         round_seconds(j->machine))
+                       : NULL;
+    if (open) /* else the one that it was resumed with, if there is no checkpoint after it */
+        history_open(j->record.history, open);
+    post_finish(j);
 }
 
-/* ---- outcomes of tasks ----------------------------------------------------------------------- */
+/* A store or a Redis that is away may come back; so may a disk, see round_commit_failed. False: a
+ * retry cannot help, or there were enough. */
+static bool retry_later(job *j, const task *t)
+{
+    bool io = t->e.code == ERR_IO;
+    bool enough = clock_monotonic_ms() >= j->give_up_ms;
+    if (t->kind == TASK_OPEN && io)
+        enough = t->last; /* which does without what cannot be read */
+    if (enough || !(err_retry_may_help(t->e.code) || io || j->database.down))
+        return false;
+    j->retry_due_ms = clock_deadline_ms(JOB_RETRY_MS);
+    return true;
+}
+
+static void finished(job *j, const task *t)
+{
+    const json_t *r = t->record;
+    if (t->status && retry_later(j, t))
+        return;
+    if (t->status) {
+        char text[ERR_MESSAGE_BYTES + 32];
+        snprintf(text, sizeof text, "the end could not be written: %s", t->e.message);
+        end(j, "failed", "StoreUnavailable", text, j->final.epochs, "");
+        return;
+    }
+    const char *state = "", *reason = "", *message = "";
+    json_unpack((json_t *)r, "{s:s,s:s,s:s}", "state", &state, "reason", &reason, "message",
+                &message);
+    end(j, state, reason, message, j->final.epochs, t->info.sha256);
+}
+
+/* ---- OPENING: what a resumed job goes on from ------------------------------------------------ */
+
+static void post_open(job *j)
+{
+    j->retry_due_ms = INT64_MAX;
+    effects_open(&j->effects, &j->owner, clock_monotonic_ms() >= j->give_up_ms);
+}
 
 /* While OPENING: the machine, which says so of a job that runs, has not begun. */
 static void say_store_away(job *j, const err *e)
@@ -178,12 +236,12 @@ static void say_store_away(job *j, const err *e)
 static void start(job *j, const round_resume *resume)
 {
     char algorithms[DIGEST_HEX_BYTES];
-    cleanup_json json_t *record = history_json(j->history);
+    cleanup_json json_t *record = history_json(j->record.history);
     round_event event = {.type = ROUND_START, .resume = resume, .algorithms = algorithms};
     event.value = (int)json_integer_value(json_object_get(record, "lost"));
     json_t *one;
     size_t i;
-    if (job_algorithms(json_object_get(record, "plan"), algorithms, NULL) != 0)
+    if (job_record_algorithms(json_object_get(record, "plan"), algorithms, NULL) != 0)
         algorithms[0] = '\0';
     json_array_foreach (json_object_get(record, "conditions"), i, one) {
         const char *type = "", *status = "";
@@ -211,33 +269,48 @@ static void end_as_recorded(job *j, const json_t *record)
                 &sha);
     size_t epochs = json_array_size(json_object_get(record, "versions"));
     err e = ERR_INIT;
-    if (history_restore(j->history, record, (int)epochs, &e))
+    if (history_restore(j->record.history, record, (int)epochs, &e))
         log_warn("%s", e.message);
-    j->told_epochs = (int)epochs;
-    job_end(j, "succeeded", reason, message, (int)epochs, sha);
-}
-
-/* A store or a Redis that is away may come back; so may a disk, see round_commit_failed. False: a
- * retry cannot help, or there were enough. */
-static bool retry_later(job *j, const task *t)
-{
-    bool io = t->e.code == ERR_IO;
-    bool enough = clock_monotonic_ms() >= j->give_up_ms;
-    if (t->kind == TASK_OPEN && io)
-        enough = t->last; /* which does without what cannot be read */
-    if (enough || !(err_retry_may_help(t->e.code) || io || j->redis_down))
-        return false;
-    j->retry_due_ms = clock_deadline_ms(JOB_RETRY_MS);
-    return true;
+    j->record.told_epochs = (int)epochs;
+    end(j, "succeeded", reason, message, (int)epochs, sha);
 }
 
 static void open_failed(job *j, const err *e)
 {
     const char *reason = e->code == ERR_CORRUPT ? "CheckpointCorrupt" : "StoreUnavailable";
-    job_end(j, "failed", reason, e->message, 0, "");
+    end(j, "failed", reason, e->message, 0, "");
 }
 
-static void opened(job *j, task *t)
+/* Where it goes on, if `t` has found a checkpoint; the rows are the caller's to free. */
+static int read_resume(job *j, const task *t, const json_t *open, round_resume *resume, err *e)
+{
+    if (job_record_restore(&j->record, t->record, &t->info, e))
+        return -1;
+    if (t->open)
+        return job_record_resume_open(&j->record, open, resume, e);
+    *resume = job_record_resume(&j->record, &t->info);
+    return 0;
+}
+
+static void go_on(job *j, const task *t, const json_t *open)
+{
+    err e = ERR_INIT;
+    round_resume resume = {0};
+    if (read_resume(j, t, open, &resume, &e)) {
+        open_failed(j, &e);
+        return;
+    }
+    char text[ERR_MESSAGE_BYTES];
+    snprintf(text, sizeof text, "goes on from the checkpoint after %d epoch%s%s", t->info.epochs,
+             t->info.epochs == 1 ? "" : "s",
+             t->open ? " and the merges of the next one so far" : "");
+    job_tell_condition(j, NULL, "Resumed", true, "Checkpoint", text);
+    j->effects.initial_done = true;
+    run(j, &resume);
+    free((void *)(uintptr_t)(t->open ? resume.rows : NULL));
+}
+
+static void opened(job *j, const task *t)
 {
     if (j->stage != JOB_OPENING)
         return; /* a fresh job runs already; what it cannot write it hears of later */
@@ -257,277 +330,134 @@ static void opened(job *j, task *t)
     }
     /* It stays until there is a checkpoint after it, whatever ends the job. */
     json_t *open = json_object_get(t->record, "open");
-    history_open(j->history, json_incref(open));
-    if (!t->resumed) {
-        history_lost(j->history, (int)json_integer_value(json_object_get(t->record, "lost")));
-        run(j, NULL);
+    history_open(j->record.history, json_incref(open));
+    if (t->resumed) {
+        go_on(j, t, open);
         return;
     }
-    err e = ERR_INIT;
-    if (restore(j, t->record, &t->info, &e)) {
-        open_failed(j, &e);
-        return;
-    }
-    round_resume resume = {0};
-    if (!t->open)
-        resume = resume_of(j, &t->info);
-    else if (job_open_read(j, open, &resume, &e)) {
-        open_failed(j, &e);
-        return;
-    }
-    char text[ERR_MESSAGE_BYTES];
-    snprintf(text, sizeof text, "goes on from the checkpoint after %d epoch%s%s", t->info.epochs,
-             t->info.epochs == 1 ? "" : "s",
-             t->open ? " and the merges of the next one so far" : "");
-    job_tell_condition(j, NULL, "Resumed", true, "Checkpoint", text);
-    j->initial_done = true;
-    run(j, &resume);
-    free((void *)(uintptr_t)(t->open ? resume.rows : NULL));
+    history_lost(j->record.history, (int)json_integer_value(json_object_get(t->record, "lost")));
+    run(j, NULL);
 }
 
-static void created(job *j, const task *t)
-{
-    if (t->status)
-        job_step(j, (round_event){
-                        .type = ROUND_LOAD_FAILED, .code = t->e.code, .message = t->e.message});
-    else if (j->initial_done) /* function 0 was replaced after its model had been merged */
-        job_step(j, (round_event){.type = ROUND_INITIALISED,
-                                  .function = 0,
-                                  .incarnation = j->init_incarnation});
-    else
-        job_send_init(j);
-}
+/* ---- tasks that have come back --------------------------------------------------------------- */
 
-static void loaded(job *j, const task *t)
-{
-    if (t->status)
-        job_step(j, (round_event){
-                        .type = ROUND_LOAD_FAILED, .code = t->e.code, .message = t->e.message});
-    else
-        job_step(j, (round_event){.type = ROUND_LOADED, .version = t->version});
-}
-
-static void initial_merged(job *j, const task *t)
-{
-    if (t->status) {
-        job_step(j, (round_event){
-                        .type = ROUND_LOAD_FAILED, .code = t->e.code, .message = t->e.message});
-        return;
-    }
-    j->initial_done = true;
-    job_step(
-        j, (round_event){.type = ROUND_INITIALISED, .function = 0, .incarnation = t->incarnation});
-}
-
-static void merged(job *j, const task *t)
-{
-    round_event event = {.type = ROUND_MERGED,
-                         .epoch = t->merge.epoch,
-                         .round = t->merge.round,
-                         .version = t->version,
-                         .function = -1};
-    if (t->status) {
-        event.type = ROUND_MERGE_FAILED;
-        event.code = j->redis_down ? ERR_UNAVAILABLE : t->e.code;
-        event.function = t->bad_function;
-        event.message = t->e.message;
-    } else if (round_version(j->machine) == t->merge.base_version) {
-        j->seconds.merge += t->work.seconds;
-        job_note_merge(j, &t->merge, t->rows);
-    }
-    job_step(j, event);
-}
-
-/* A function is ready where there is room for what it publishes; where that is not known it will
- * find out. */
-static void looked_for_room(job *j, const task *t)
-{
-    round_event event = {.type = ROUND_READY,
-                         .function = t->function,
-                         .incarnation = t->incarnation,
-                         .layout = t->layout_digest,
-                         .algorithms = t->algorithms};
-    if (t->status && t->e.code == ERR_NOMEM) {
-        event.type = ROUND_FAILED;
-        event.reason = "ModelStoreFull";
-        event.message = t->e.message;
-    }
-    job_step(j, event);
-}
-
-static void committed(job *j, const task *t)
+static void note_committed(job *j, const task *t)
 {
     int epoch = t->info.epochs - 1;
-    if (t->status) {
-        job_step(j, (round_event){.type = ROUND_COMMIT_FAILED,
-                                  .epoch = epoch,
-                                  .code = j->redis_down ? ERR_UNAVAILABLE : t->e.code,
-                                  .message = t->e.message});
-        return;
-    }
     log_info("checkpoint of epoch %d: version=%lld sha256=%s seconds=%.3f", epoch + 1,
              (long long)t->info.version, t->info.sha256, t->work.seconds);
-    history_checkpoint_seconds(j->history, epoch, t->work.seconds);
-    history_open(j->history, NULL);
-    job_reset_epoch(j);
-    job_step(j, (round_event){.type = ROUND_COMMITTED, .epoch = epoch});
+    job_record_committed(&j->record, epoch, t->work.seconds);
 }
 
-/* No merge so far counts. */
-static void begin_again(job *j)
+/* The model store has the state of a checkpoint. */
+static round_resume note_older(job *j, const task *t)
 {
-    history_cut(j->history, 0);
-    j->ledger[0] = '\0';
-    job_reset_epoch(j);
-}
-
-static void restore_model(job *j, const task *t)
-{
-    if (t->status) {
-        job_step(j, (round_event){
-                        .type = ROUND_LOAD_FAILED, .code = t->e.code, .message = t->e.message});
-        return;
-    }
-    if (!t->resumed) {
-        j->initial_done = t->version >= 0;
-        if (t->version < 0 && j->told_epochs == 0)
-            begin_again(j);
-        job_step(j, (round_event){.type = ROUND_LOADED, .version = t->version});
-        return;
-    }
-    json_t *record = history_json(j->history);
+    cleanup_json json_t *record = history_json(j->record.history);
     err e = ERR_INIT;
-    if (restore(j, record, &t->info, &e))
+    if (job_record_restore(&j->record, record, &t->info, &e))
         log_error("%s", e.message);
-    json_decref(record);
-    const round_resume resume = resume_of(j, &t->info);
-    job_step(j, (round_event){.type = ROUND_LOADED, .version = t->version, .resume = &resume});
+    return job_record_resume(&j->record, &t->info);
 }
 
-static void finished(job *j, const task *t)
+/* A task of the round machine's has come back: into the books, then to the machine. */
+static void note_outcome(job *j, const task *t, round_event event)
 {
-    const json_t *r = t->record;
-    if (t->status && retry_later(j, t))
-        return;
-    if (t->status) {
-        char text[ERR_MESSAGE_BYTES + 32];
-        snprintf(text, sizeof text, "the end could not be written: %s", t->e.message);
-        job_end(j, "failed", "StoreUnavailable", text, j->final.epochs, "");
-        return;
+    round_resume resume;
+    bool done = t->status == 0;
+    if (done && t->kind == TASK_MERGE && round_version(j->machine) == t->merge.base_version)
+        job_record_merge(&j->record, &t->merge, t->rows, t->work.seconds);
+    if (done && t->kind == TASK_COMMIT)
+        note_committed(j, t);
+    if (done && t->kind == TASK_RESTORE && t->resumed) {
+        resume = note_older(j, t);
+        event.resume = &resume;
+    } else if (done && t->kind == TASK_RESTORE && t->version < 0 && j->record.told_epochs == 0) {
+        job_record_begin_again(&j->record);
     }
-    const char *state = "", *reason = "", *message = "";
-    json_unpack((json_t *)r, "{s:s,s:s,s:s}", "state", &state, "reason", &reason, "message",
-                &message);
-    job_end(j, state, reason, message, j->final.epochs, t->info.sha256);
+    job_step(j, event);
 }
 
 /* The news that Redis is back waits for the tasks that still spoke to the old one: the machine
  * would take their outcomes for those of what comes after. */
 static void say_redis_back(job *j)
 {
-    if (!j->redis_back || j->tasks_out > 0 || j->stage == JOB_OPENING)
+    database_watch *w = &j->database;
+    if (!w->back || j->effects.out > 0 || j->stage == JOB_OPENING)
         return;
-    j->redis_back = j->redis_down = false;
+    w->back = w->down = false;
     if (j->stage == JOB_RUNNING)
         job_step(j, (round_event){.type = ROUND_REDIS_BACK, .empty = true});
     else if (j->stage == JOB_FINISHING)
-        job_post(j, task_new(j->storage_worker, TASK_RESTORE));
+        effects_restore(&j->effects, false);
+}
+
+static void outcome(job *j, const task *t)
+{
+    round_event event;
+    if (effects_event(&j->effects, t, j->database.down, &event))
+        note_outcome(j, t, event);
+    else if (t->kind == TASK_OPEN)
+        opened(j, t);
+    else if (t->kind == TASK_CREATE)
+        job_send_init(j);
+    else if (t->kind == TASK_FINISH)
+        finished(j, t);
 }
 
 void job_task_done(job *j, task *t)
 {
-    j->tasks_out--;
+    j->effects.out--;
     log_context(j->spec.id, j->epoch, j->round);
-    if (j->stage != JOB_OVER) {
-        switch (t->kind) {
-        case TASK_OPEN: opened(j, t); break;
-        case TASK_CREATE: created(j, t); break;
-        case TASK_LOAD: loaded(j, t); break;
-        case TASK_INITIAL: initial_merged(j, t); break;
-        case TASK_MERGE: merged(j, t); break;
-        case TASK_ROOM: looked_for_room(j, t); break;
-        case TASK_COMMIT: committed(j, t); break;
-        case TASK_RESTORE: restore_model(j, t); break;
-        case TASK_FINISH: finished(j, t); break;
-        }
-    }
+    if (j->stage != JOB_OVER)
+        outcome(j, t);
     task_free(t);
     say_redis_back(j);
 }
 
-/* ---- Redis ----------------------------------------------------------------------------------- */
+/* ---- the database ---------------------------------------------------------------------------- */
 
-static void post_open(job *j)
+bool job_database_busy(const job *j)
 {
-    task *t = task_new(j->storage_worker, TASK_OPEN);
-    if (t) {
-        t->access = j->owner;
-        t->resume = j->spec.resume;
-        t->last = clock_monotonic_ms() >= j->give_up_ms;
-        t->parallelism = j->spec.parallelism;
-        t->generation = j->spec.generation > 0 ? j->spec.generation : 0;
-        snprintf(t->store, sizeof t->store, "%s", j->spec.store);
-    }
-    j->retry_due_ms = INT64_MAX;
-    job_post(j, t);
+    return j->database.busy;
 }
 
-/* Where it is another container's, the cluster asks it, and ends it. */
-static void ping_later(job *j, int64_t wait_ms)
+bool job_pings_database(const job *j)
 {
-    bool own = database_pid(j->host.database) > 0;
-    j->ping_due_ms = own ? clock_deadline_ms(wait_ms) : INT64_MAX;
+    return j->database.pings;
 }
 
-static void post_ping(job *j)
+static void refuse(job *j, const err *e)
 {
-    database_task *t = database_task_new(j->host.database, DATABASE_PING);
-    j->ping_due_ms = t ? INT64_MAX : clock_deadline_ms(JOB_PING_MS);
-    if (!t)
+    j->stage = JOB_REFUSED;
+    log_error("no Redis for the job: %s", e->message);
+    if (j->asker)
+        connections_send(j->host.connections, j->asker,
+                         frame_out_refused(e->code,
+                                           e->code == ERR_NOT_FOUND ? "RedisMissing" : "RedisGone",
+                                           e->message));
+}
+
+static void accept_job(job *j)
+{
+    if (!j->asker)
         return;
-    j->database_busy = j->pings = true;
-    worker_post(j->host.nurse, &t->work);
-}
-
-static bool redis_hangs(const job *j)
-{
-    return j->pings_lost >= JOB_PINGS_LOST_MAX;
-}
-
-/* One that stands still keeps its connections: it is killed, and its end brings the next one. */
-static void pinged(job *j, const database_task *t)
-{
-    bool lost = t->status && t->e.code == ERR_TIMEOUT;
-    j->pings = false;
-    j->pings_lost = lost ? j->pings_lost + 1 : 0;
-    if (redis_hangs(j))
-        database_kill(j->host.database);
-    else
-        ping_later(j, lost ? 0 : JOB_PING_MS);
+    j->asker->attached = true;
+    connections_send(j->host.connections, j->asker, frame_out_plain("accepted"));
+    connections_send(j->host.connections, j->asker,
+                     frame_out_access(j->host.address, modelstore_access_json(&j->member)));
 }
 
 static void prepared(job *j, const database_task *t)
 {
     if (t->status) {
-        j->stage = JOB_REFUSED;
-        log_error("no Redis for the job: %s", t->e.message);
-        if (j->asker)
-            connections_send(j->host.connections, j->asker,
-                             json_pack("{s:s,s:s,s:s,s:s}", "type", "refused", "code",
-                                       err_name(t->e.code), "reason",
-                                       t->e.code == ERR_NOT_FOUND ? "RedisMissing" : "RedisGone",
-                                       "message", t->e.message));
+        refuse(j, &t->e);
         return;
     }
     j->owner = t->owner;
     j->member = t->member;
-    if (j->asker) {
-        j->asker->attached = true;
-        connections_send(j->host.connections, j->asker, json_pack("{s:s}", "type", "accepted"));
-        connections_send(j->host.connections, j->asker, job_access_message(j));
-    }
+    accept_job(j);
     j->give_up_ms = clock_deadline_ms(JOB_GIVE_UP_MS);
-    ping_later(j, JOB_PING_MS);
+    database_watch_begin(&j->database);
     post_open(j);
     if (j->spec.resume)
         j->stage = JOB_OPENING;
@@ -535,99 +465,82 @@ static void prepared(job *j, const database_task *t)
         run(j, NULL);
 }
 
-void job_database_done(job *j, database_task *t)
+static void tell_machine(job *j, round_event_type type, const char *message)
 {
-    j->database_busy = false;
-    if (t->kind == DATABASE_PREPARE) {
-        prepared(j, t);
-    } else if (t->kind == DATABASE_PING) {
-        pinged(j, t);
-    } else if (t->status == 0) {
-        log_info("redis-server runs again");
-        ping_later(j, JOB_PING_MS);
-        j->redis_back = true;
-        say_redis_back(j);
-        if (j->redis_back && j->stage == JOB_RUNNING)
-            job_step(j, (round_event){.type = ROUND_REDIS_RUNS,
-                                      .message = "redis-server runs again; a call to the one "
-                                                 "before has not returned"});
-    } else {
-        /* Until the machine's deadline for it ends the job. */
-        char text[ERR_MESSAGE_BYTES + 64];
-        snprintf(text, sizeof text, "the job's redis-server cannot be restarted: %s", t->e.message);
-        log_error("%s", text);
-        if (j->stage == JOB_RUNNING)
-            job_step(j, (round_event){.type = ROUND_REDIS_GONE, .message = text});
-        j->revive_due_ms = clock_deadline_ms(JOB_REVIVE_RETRY_MS);
-    }
-    database_task_drop(&t->work);
+    if (j->stage == JOB_RUNNING)
+        job_step(j, (round_event){.type = type, .message = message});
 }
 
-static void post_revive(job *j)
+static void revived(job *j)
 {
-    database_task *t = database_task_new(j->host.database, DATABASE_REVIVE);
-    j->revive_due_ms = t ? INT64_MAX : clock_deadline_ms(JOB_REVIVE_RETRY_MS);
-    if (!t)
-        return;
-    j->database_busy = true;
-    worker_post(j->host.nurse, &t->work);
+    say_redis_back(j);
+    if (j->database.back)
+        tell_machine(j, ROUND_REDIS_RUNS,
+                     "redis-server runs again; a call to the one before has not returned");
+}
+
+/* Until the machine's deadline for it ends the job. */
+static void not_revived(job *j, const err *e)
+{
+    char text[ERR_MESSAGE_BYTES + 64];
+    snprintf(text, sizeof text, "the job's redis-server cannot be restarted: %s", e->message);
+    log_error("%s", text);
+    tell_machine(j, ROUND_REDIS_GONE, text);
+}
+
+void job_database_done(job *j, database_task *t)
+{
+    database_watch_done(&j->database, t);
+    if (t->kind == DATABASE_PREPARE)
+        prepared(j, t);
+    else if (t->kind == DATABASE_REVIVE && t->status)
+        not_revived(j, &t->e);
+    else if (t->kind == DATABASE_REVIVE)
+        revived(j);
+    database_task_drop(&t->work);
 }
 
 void job_database_died(job *j, const char *message)
 {
     char text[ERR_MESSAGE_BYTES + 32];
-    if (redis_hangs(j))
-        snprintf(text, sizeof text, "the job's redis-server answered nothing for %d s: killed",
-                 JOB_PINGS_LOST_MAX * DATABASE_PING_MS / 1000);
-    else
-        snprintf(text, sizeof text, "the job's redis-server %s", message);
-    j->ping_due_ms = INT64_MAX;
-    j->pings_lost = 0;
+    database_watch_died(&j->database, message, text, sizeof text);
     log_context(j->spec.id, j->epoch, j->round);
     log_warn("%s", text);
-    j->redis_down = true;
-    j->redis_back = false;
-    if (j->stage == JOB_RUNNING)
-        job_step(j, (round_event){.type = ROUND_REDIS_GONE, .message = text});
-    post_revive(j);
+    tell_machine(j, ROUND_REDIS_GONE, text);
+    database_watch_revive(&j->database);
 }
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-/* And is not over: controllers hear of it. */
-static bool is_accepted(const job *j)
+static int64_t sooner(int64_t a, int64_t b)
 {
-    return j->stage == JOB_OPENING || j->stage == JOB_RUNNING || j->stage == JOB_FINISHING;
+    return a < b ? a : b;
 }
 
 int64_t job_deadline(const job *j)
 {
-    int64_t due = j->stage == JOB_RUNNING ? round_deadline(j->machine) : INT64_MAX;
-    if (j->revive_due_ms < due && j->stage != JOB_OVER)
-        due = j->revive_due_ms;
-    if (is_accepted(j) && j->usage.tell_ms < due)
-        due = j->usage.tell_ms;
-    if (is_accepted(j) && j->ping_due_ms < due)
-        due = j->ping_due_ms;
-    if (j->stage == JOB_RUNNING && j->device.due_ms < due)
-        due = j->device.due_ms;
-    return j->retry_due_ms < due ? j->retry_due_ms : due;
+    int64_t due = j->retry_due_ms;
+    if (j->stage == JOB_RUNNING)
+        due = sooner(due, sooner(round_deadline(j->machine), averaging_deadline(j->averaging)));
+    if (is_accepted(j))
+        due = sooner(due, j->usage.tell_ms);
+    if (j->stage != JOB_OVER)
+        due = sooner(due, database_watch_deadline(&j->database, is_accepted(j)));
+    return due;
 }
 
 void job_tick(job *j, int64_t now)
 {
     if (j->stage == JOB_RUNNING && now >= round_deadline(j->machine))
         job_step(j, (round_event){.type = ROUND_TICK});
-    if (j->stage == JOB_RUNNING)
-        job_device_tick(j, now);
+    if (j->stage == JOB_RUNNING && now >= averaging_deadline(j->averaging))
+        job_average(j, (averaging_event){.type = AVERAGING_TICK, .store_down = j->database.down});
     if (now >= j->retry_due_ms && j->stage == JOB_OPENING)
         post_open(j);
     else if (now >= j->retry_due_ms)
-        job_post_finish(j);
-    if (now >= j->revive_due_ms && j->stage != JOB_OVER)
-        post_revive(j);
+        post_finish(j);
     if (is_accepted(j) && now >= j->usage.tell_ms)
         connections_tell(j->host.connections, job_usage_message(&j->usage, now));
-    if (is_accepted(j) && now >= j->ping_due_ms)
-        post_ping(j);
+    if (j->stage != JOB_OVER)
+        database_watch_tick(&j->database, now, is_accepted(j));
 }

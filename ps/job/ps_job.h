@@ -1,13 +1,15 @@
-/* job.h: a running job: the round machine (round.h) with hands and ears.
+/* ps_job.h: the job of a kubeml-ps, from the controller's `job` message to its end.
  *
- * Frames, results of the workers and the clock become events; actions become frames and tasks. All
- * of it on the owner thread, and nothing here blocks. What it is doing:
+ * Frames, results of the workers and the clock become events of the round machine (round.h); its
+ * actions become frames and tasks. ps_job_internal.h says which file does what. All of it is the
+ * owner thread's, and nothing here blocks. The stages of a job:
  *
  *   PREPARING  the database makes the functions' user; the controller waits for `accepted`
  *   OPENING    a resumed job: the keeper brings the checkpoint back
- *   RUNNING    the machine decides
+ *   RUNNING    the round machine decides
  *   FINISHING  the final model and the history are written
- *   OVER       `finished` was told; it is repeated to whoever attaches */
+ *   OVER       `finished` was told; it is repeated to whoever attaches
+ *   REFUSED    it never began */
 #ifndef KUBEML_PS_JOB_H
 #define KUBEML_PS_JOB_H
 
@@ -43,7 +45,6 @@ const char *job_shm_dir(const job *j);
 bool job_secret_is(const job *j, const char *token);
 
 /* Messages after a believed hello. */
-void job_attach(job *j, conn *c, const json_t *message);
 void job_from_controller(job *j, conn *c, const json_t *message);
 void job_hello(job *j, conn *c, const json_t *message);
 void job_from_function(job *j, conn *c, const json_t *message);

@@ -1,26 +1,28 @@
-/* ps_job_internal.h: what job.c (a job's life), job_actions.c (what the machine wants done) and
- * job_messages.c (what others say) share. */
+/* ps_job_internal.h: what the files of a job share. An epoch goes round through them:
+ *
+ *   job_receive.c  a frame has come; frame_in.h says what it means    ──┐
+ *   ps_job.c       a task or a time is over; effects.h says what of it ─┤
+ *                                                                       ▼
+ *   job_step.c     the step: the round machine (round.h, for GPUs averaging.h) decides, and each
+ *                  action is carried out: as a frame (frame_out.h) or as a task (effects.h)
+ *
+ * ps_job.c has a job's life besides: its stages, its begin and its end. What a job has done is kept
+ * by job_record.h, what its functions use by job_usage.h, its database by database_watch.h. */
 #ifndef KUBEML_PS_JOB_INTERNAL_H
 #define KUBEML_PS_JOB_INTERNAL_H
 
-#include "common/base/digest.h"
-#include "common/modelstore/layout.h"
+#include "averaging.h"
 #include "common/round/round.h"
-#include "ps_job.h"
-#include "job_device.h"
+#include "database_watch.h"
+#include "effects.h"
+#include "job_record.h"
 #include "job_spec.h"
 #include "job_usage.h"
-#include "ps/storage/history.h"
+#include "ps_job.h"
 
 enum {
     JOB_RETRY_MS = 1000, /* of OPEN and FINISH: between two tries, and all of them */
     JOB_GIVE_UP_MS = 60000,
-    JOB_REVIVE_RETRY_MS = 250,
-    JOB_PING_MS = 5000, /* between two looks whether Redis answers */
-    /* Without an answer that many times in a row, 45 s, it stands still for good. Each counts once
-     * however long it took: no pause of our own is held against it. What it does for long it does
-     * on threads of its own. */
-    JOB_PINGS_LOST_MAX = 9,
 };
 
 typedef enum job_stage {
@@ -32,59 +34,36 @@ typedef enum job_stage {
     JOB_REFUSED
 } job_stage;
 
-/* Where an epoch's seconds went; the functions' are sums over them. */
-typedef struct job_seconds {
-    double fetch, load, convert, train, publish, merge, validate;
-} job_seconds;
-
 struct job {
     job_host host;
     job_spec spec;
-    job_stage stage;
+    job_stage stage; /* ps_job.c's */
+    /* the parts, each of which keeps its own */
     round_machine *machine;
-    history *history;
-    storage_worker *storage_worker;
-    modelstore_access owner, member;
-    conn *asker;   /* waits for `accepted`; NULL when it went */
-    conn *current; /* whose hello is being answered */
-    /* the model */
-    char *layout;                    /* canonical text, from the first `ready` */
-    bool initial_done;               /* version 0 is merged */
-    int init_incarnation, init_slot; /* whom ROUND_INIT asked */
-    json_t *gathered; /* the task of a shared process, made of the step's tasks of its functions */
-    int gathered_incarnation;
-    job_device device;
-    bool begun;                         /* a batch is trained, and the controllers were told */
-    json_t *about[ROUND_FUNCTIONS_MAX]; /* {"cpu","threads"} of each function's hello */
-    /* Redis */
-    bool database_busy, redis_down, redis_back; /* back, but a task is still out */
-    int64_t revive_due_ms;                      /* when to try again to restart it */
-    int64_t ping_due_ms; /* INT64_MAX: it is being asked, is gone, or is another container's */
-    bool pings;          /* the task that is out asks it */
-    int pings_lost;      /* in a row */
-    int tasks_out;
-    int64_t retry_due_ms, give_up_ms; /* of OPENING and FINISHING */
-    bool store_away;                  /* said, while OPENING */
-    /* the epoch */
-    int epoch, round; /* for the log */
-    char ledger[DIGEST_HEX_BYTES];
-    json_t *shares;
-    /* what each function has in the merges so far; batches 0: nothing */
-    round_row open[ROUND_FUNCTIONS_MAX];
-    int open_parallelism;
-    int told_epochs;   /* of the history's: the last one may still wait for its checkpoint */
-    bool needs_losses; /* the functions' schedule goes by validation losses: */
-    json_t *losses;    /* of the epochs before `losses_epoch` */
-    int losses_epoch;
-    job_seconds seconds;
+    averaging *averaging;
+    job_record record;
     job_usage usage;
-    int64_t validating_since_ms;
-    /* the end */
-    char *stop; /* why, while OPENING */
+    effects effects;
+    database_watch database;
+    modelstore_access owner, member; /* of the model store, once it is prepared */
+    /* job_receive.c: who has said what */
+    conn *asker;                        /* waits for `accepted`; NULL when it went */
+    conn *current;                      /* whose hello is being answered */
+    json_t *about[ROUND_FUNCTIONS_MAX]; /* {"cpu","threads"} of each function's hello */
+    bool begun;                         /* a batch is trained, and the controllers were told */
+    bool needs_losses;                  /* the functions' schedule goes by validation losses */
+    char *stop;                         /* why, while it does not run yet; NULL: go on */
     bool stop_suspends;
-    json_t *finished;
+    /* job_step.c: what is under way */
+    int epoch, round;    /* for the log */
+    json_t *shared_task; /* of a shared process, made of the step's tasks of its functions */
+    int shared_incarnation;
+    /* ps_job.c: OPENING and FINISHING */
+    int64_t retry_due_ms, give_up_ms;
+    bool store_away; /* told, while OPENING */
     checkpoint_info final;
     bool keep_model;
+    json_t *finished; /* what was told at the end, and is to whoever attaches */
 };
 
 static inline bool job_is_shared(const job *j) /* one process runs all of its functions */
@@ -92,34 +71,28 @@ static inline bool job_is_shared(const job *j) /* one process runs all of its fu
     return j->spec.request.process == PROCESS_SHARED;
 }
 
-/* The digest of what functions compute with, from an object with "cpu", "threads" and "algorithms":
- * same text, same bits. Other members are not looked at; without one of the three, "". */
-int job_algorithms(const json_t *about, char out[DIGEST_HEX_BYTES], err *e);
-/* Takes `event` (its time is filled in) and carries out what follows. */
+/* ---- job_step.c ---- */
+
+/* The round machine takes `event` (its time is filled in); what follows is carried out, and so is
+ * what the averaging machine has to say when the step is over. */
 void job_step(job *j, round_event event);
-/* The machine wants this done; what is told goes to `only`, or to all (NULL). */
-void job_perform(job *j, const round_action *a, conn *only);
-/* `finished` is what is told now, and to whoever asks later. */
-void job_end(job *j, const char *state, const char *reason, const char *message, int epochs,
-             const char *sha256);
-void job_post(job *j, task *t); /* to the keeper; NULL: memory was gone */
-/* `one` >= 0: the rows were averaged already, and function 0's incarnation `one` published the
- * mean. */
-void job_post_merge(job *j, const round_merge *merge, int one);
-void job_post_initial(job *j, int incarnation);
-void job_post_finish(job *j);
-void job_send_init(job *j);
-/* Who put what into the merge that has just been committed. */
-void job_note_merge(job *j, const round_merge *merge, const round_row *rows);
-/* The open epoch's merges, for the history of a suspended job; NULL: none. And back, with the
- * ledger and shares; the rows of `out` are the caller's to free. ERR_CORRUPT. */
-json_t *job_open_json(const job *j, int epoch);
-int job_open_read(job *j, const json_t *open, round_resume *out, err *e);
-void job_reset_epoch(job *j);
+/* The averaging machine takes `event`, outside of a step, */
+void job_average(job *j, averaging_event event);
+/* or before or within one: what has failed is not told before that is over. */
+void job_average_in_step(job *j, averaging_event event);
+void job_send_init(job *j); /* to the function 0 that is to make version 0 */
+/* Closes a connection, of a function or of whoever wanted to be one; with a reason: */
+void job_drop(job *j, conn *c);
+void job_refuse(job *j, conn *c, err_code code, const char *message);
+/* To a controller that attaches: what is so now, and each epoch after `after_epoch`. */
+void job_tell_state(job *j, conn *c, int after_epoch);
+/* To `only`, or to all (NULL); then it is noted in the history, too. */
 void job_tell_condition(job *j, conn *only, const char *name, bool status, const char *reason,
                         const char *message);
-void job_tell_epoch(job *j, conn *c, int epoch); /* to `c`, or NULL: to all */
-json_t *job_access_message(const job *j);
-void job_reply_refused(job *j, conn *c, err_code code, const char *message);
+
+/* ---- ps_job.c ---- */
+
+/* ROUND_FINISHED: the final model and the history are written. */
+void job_finish(job *j, const round_action *a);
 
 #endif

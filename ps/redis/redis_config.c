@@ -8,10 +8,10 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "common/modelstore/redis_link.h"
 #include "common/modelstore/redis_program.h"
-#include "common/modelstore/resp.h"
 
-enum { SOCKET_PATH_MAX = 100 };
+enum { SOCKET_PATH_MAX = 100, WORDS_MAX = REDIS_USER_BYTES / 2 + 1 };
 
 /* ---- configuration -------------------------------------------------------------------------- */
 
@@ -146,30 +146,22 @@ int redis_config_user(redis_config *r, const char *user, const char *password, c
 
 /* ---- a running server ------------------------------------------------------------------------ */
 
-static void add_words(resp_command *c, char *rules)
-{
-    char *rest = rules;
-    for (char *word; (word = strsep(&rest, " "));)
-        if (word[0])
-            resp_add(c, word);
-}
-
 /* Logs in as the default user and calls it with the words of `rules`, which are cut up. */
 static int call_once(const redis_config *r, const char *name, char *rules, int64_t deadline_ms,
                      err *e)
 {
-    resp *c;
-    if (resp_dial(r->address, "default", r->password, deadline_ms, &c, e))
+    const char *words[WORDS_MAX] = {name};
+    int count = 1;
+    redis_link *l;
+    cleanup_command redis_command c = {NULL, 0};
+    for (char *word, *rest = rules; count < WORDS_MAX && (word = strsep(&rest, " "));)
+        if (word[0])
+            words[count++] = word;
+    if (redis_command_words(&c, count, words, NULL, e) ||
+        redis_link_dial(r->address, "default", r->password, deadline_ms, &l, e))
         return -1;
-    resp_command *command = malloc(sizeof *command);
-    int rc = command ? 0 : err_set(e, ERR_NOMEM, "redis: no memory");
-    if (rc == 0) {
-        resp_begin(command, name);
-        add_words(command, rules);
-        rc = resp_call(c, command, NULL, deadline_ms, e);
-    }
-    free(command);
-    resp_close(c);
+    int rc = redis_link_call(l, &c, NULL, deadline_ms, e);
+    redis_link_close(l);
     return rc;
 }
 

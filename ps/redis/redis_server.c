@@ -20,8 +20,8 @@
 #include "common/base/buf.h"
 #include "common/base/cleanup.h"
 #include "common/base/clock.h"
+#include "common/modelstore/redis_link.h"
 #include "common/modelstore/redis_program.h"
-#include "common/modelstore/resp.h"
 #include "redis_config.h"
 #include "redis_serve.h"
 
@@ -33,7 +33,7 @@ struct redis_server {
     uint64_t address_space_bytes;
     bool outlive;
     bool joined; /* another container's: `line` is a connection that ends with it */
-    resp *line;
+    redis_link *line;
     pid_t pid;  /* -1: not running, or not ours */
     int death;  /* pidfd, -1 */
     int status; /* of waitpid, once it ended */
@@ -207,7 +207,7 @@ int redis_server_start(const redis_server_spec *spec, int64_t deadline_ms, redis
 static int dial_line(redis_server *r, int64_t deadline_ms, err *e)
 {
     if (redis_serve_password(r->config.folder, false, r->config.password, e) ||
-        resp_dial(r->config.address, "default", r->config.password, deadline_ms, &r->line, e))
+        redis_link_dial(r->config.address, "default", r->config.password, deadline_ms, &r->line, e))
         return -1;
     return 0;
 }
@@ -215,7 +215,7 @@ static int dial_line(redis_server *r, int64_t deadline_ms, err *e)
 /* It is started again by somebody else; all there is to do is to wait, and to tell it the user. */
 static int rejoin(redis_server *r, int64_t deadline_ms, err *e)
 {
-    resp_close(r->line);
+    redis_link_close(r->line);
     r->line = NULL;
     for (;;) {
         err last = ERR_INIT;
@@ -226,7 +226,7 @@ static int rejoin(redis_server *r, int64_t deadline_ms, err *e)
             return err_set(e, ERR_TIMEOUT,
                            "the container of redis-server did not answer in time (%.150s)",
                            last.message);
-        resp_close(r->line);
+        redis_link_close(r->line);
         r->line = NULL;
         poll(NULL, 0, JOIN_PAUSE_MS);
     }
@@ -286,12 +286,12 @@ pid_t redis_server_pid(const redis_server *r)
 
 int redis_server_death_fd(const redis_server *r)
 {
-    return r->line ? resp_fd(r->line) : r->death;
+    return r->line ? redis_link_fd(r->line) : r->death;
 }
 
 bool redis_server_alive(redis_server *r)
 {
-    struct pollfd p = {.fd = r->line ? resp_fd(r->line) : -1, .events = POLLIN};
+    struct pollfd p = {.fd = r->line ? redis_link_fd(r->line) : -1, .events = POLLIN};
     if (r->joined) /* nothing is ever asked on it: what can be read is its end */
         return r->line && poll(&p, 1, 0) == 0;
     reap(r, false);
@@ -355,7 +355,7 @@ void redis_server_stop(redis_server *r)
     }
     if (!r->joined)
         unlink(r->config.address + strlen("unix:"));
-    resp_close(r->line);
+    redis_link_close(r->line);
     explicit_bzero(&r->config, sizeof r->config);
     free(r);
 }

@@ -80,22 +80,22 @@ static json_t *empty_lists(json_t *record)
     return record;
 }
 
-static json_t *plan_of(const job_spec *spec)
+static json_t *plan_of(const history_subject *of)
 {
-    return json_pack("{s:I,s:O,s:O}", "seed", (json_int_t)spec->request.seed, "function",
-                     spec->function, "dataset", spec->dataset);
+    return json_pack("{s:I,s:O,s:O}", "seed", (json_int_t)of->seed, "function",
+                     of->function, "dataset", of->dataset);
 }
 
-history *history_new(const job_spec *spec, err *e)
+history *history_new(const history_subject *of, err *e)
 {
     char now[25];
     clock_rfc3339(clock_wall_ms(), now);
     history *h = calloc(1, sizeof *h);
     if (h)
-        h->record = json_pack("{s:s,s:O,s:{},s:s,s:s,s:s,s:s,s:[],s:[],s:o,s:s,s:s}", "id",
-                              spec->id, "task", spec->task, "data", "state", "running", "reason",
-                              "", "message", "", "sha256", "", "conditions", "shares", "plan",
-                              plan_of(spec), "created", now, "updated", now);
+        h->record = json_pack("{s:s,s:O,s:{},s:s,s:s,s:s,s:s,s:[],s:[],s:o,s:s,s:s}", "id", of->job,
+                              "task", of->task, "data", "state", "running", "reason", "", "message",
+                              "", "sha256", "", "conditions", "shares", "plan", plan_of(of),
+                              "created", now, "updated", now);
     if (!h || !h->record || !empty_lists(h->record)) {
         history_free(h);
         err_set(e, ERR_NOMEM, "no memory for the history");

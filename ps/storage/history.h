@@ -16,7 +16,6 @@
 
 #include "common/base/digest.h"
 #include "common/base/err.h"
-#include "ps/job/job_spec.h"
 
 #define HISTORY_COLLECTION "history"
 
@@ -37,9 +36,18 @@ typedef struct epoch_result {
     uint64_t memory_bytes, gpu_memory_bytes;
 } epoch_result;
 
+/* Of whom the record is, and what is needed to do the same again; borrowed, the objects are kept by
+ * reference. */
+typedef struct history_subject {
+    const char *job;
+    uint64_t seed;
+    json_t *task; /* the request as the controller gave it */
+    json_t *function, *dataset;
+} history_subject;
+
 typedef struct history history;
 
-history *history_new(const job_spec *spec, err *e);
+history *history_new(const history_subject *of, err *e);
 void history_free(history *h); /* NULL is fine */
 
 /* Takes over the first `epochs` epochs of an earlier record of this job. ERR_CORRUPT when it has

@@ -9,6 +9,7 @@
 #include "common/base/failpoint.h"
 #include "common/base/json_read.h"
 #include "common/base/log.h"
+#include "common/modelstore/merge.h"
 #include "common/store/store.h"
 #include "history.h"
 
@@ -556,7 +557,7 @@ static int run_initial(storage_worker *k, task *t, err *e)
                                 .version = -1,
                                 .next_epoch = 0,
                                 .next_round = 0,
-                                .rule = "mean",
+                                .rule = merge_rule_default()->name,
                                 .parts = &part,
                                 .count = 1,
                                 .ledger = t->ledger};
@@ -589,7 +590,7 @@ static int run_merge(storage_worker *k, task *t, err *e)
                                 .version = t->merge.base_version,
                                 .next_epoch = t->merge.next_epoch,
                                 .next_round = t->merge.next_round,
-                                .rule = "mean",
+                                .rule = merge_rule_default()->name,
                                 .parts = parts,
                                 .count = count,
                                 .ledger = t->ledger};

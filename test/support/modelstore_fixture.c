@@ -11,7 +11,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/rng.h"
-#include "common/modelstore/resp.h"
+#include "common/modelstore/redis_link.h"
 #include "modelstore_memory.h"
 #include "test.h"
 
@@ -123,20 +123,39 @@ modelstore *fixture_member(const fixture *f)
     return m;
 }
 
+redis_link *fixture_redis(const char *address, const char *password)
+{
+    err e = ERR_INIT;
+    redis_link *l = NULL;
+    CHECK_OK(redis_link_dial(address, "", password, fixture_deadline(), &l, &e), e);
+    return l;
+}
+
+int fixture_call(redis_link *l, const char *text, redisReply **out, err *e)
+{
+    const char *words[32];
+    char copy[512], *rest = copy;
+    int count = 0;
+    cleanup_command redis_command c = {NULL, 0};
+    CHECK((size_t)snprintf(copy, sizeof copy, "%s", text) < sizeof copy);
+    for (char *word; (word = strsep(&rest, " "));) {
+        CHECK(count < 32);
+        words[count++] = word;
+    }
+    return redis_command_words(&c, count, words, NULL, e) ||
+                   redis_link_call(l, &c, out, fixture_deadline(), e)
+               ? -1
+               : 0;
+}
+
 void fixture_limit_memory(redis_server *server, const char *bytes)
 {
-    static resp_command command;
-    resp *c;
+    char text[64];
     err e = ERR_INIT;
-    CHECK_OK(resp_dial(redis_server_address(server), "", redis_server_password(server),
-                       fixture_deadline(), &c, &e),
-             e);
-    resp_begin(&command, "CONFIG");
-    resp_add(&command, "SET");
-    resp_add(&command, "maxmemory");
-    resp_add(&command, bytes);
-    CHECK_OK(resp_call(c, &command, NULL, fixture_deadline(), &e), e);
-    resp_close(c);
+    redis_link *l = fixture_redis(redis_server_address(server), redis_server_password(server));
+    snprintf(text, sizeof text, "CONFIG SET maxmemory %.32s", bytes);
+    CHECK_OK(fixture_call(l, text, NULL, &e), e);
+    redis_link_close(l);
 }
 
 void fixture_segment(const char *job, char name[SHM_NAME_BYTES])

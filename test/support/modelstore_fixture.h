@@ -4,6 +4,7 @@
 #define KUBEML_MODELSTORE_FIXTURE_H
 
 #include "common/modelstore/modelstore.h"
+#include "common/modelstore/redis_link.h"
 #include "common/modelstore/shm.h"
 #include "ps/redis/redis_server.h"
 
@@ -22,6 +23,10 @@ modelstore *fixture_member(const fixture *f); /* opened, not attached */
 void fixture_layout(uint64_t floats, layout *out);
 const char *fixture_module(void); /* path of kubeml-redis.so of this build */
 int64_t fixture_deadline(void);   /* 10 s from now */
+/* A connection as Redis's own user. */
+redis_link *fixture_redis(const char *address, const char *password);
+/* Calls the command that the text is when it is divided at its spaces. As redis_link_call. */
+int fixture_call(redis_link *l, const char *text, redisReply **out, err *e);
 void fixture_limit_memory(redis_server *server, const char *bytes); /* "0": no limit */
 /* The name of the job's segment in the test's folder; fails where there is not exactly one. */
 void fixture_segment(const char *job, char name[SHM_NAME_BYTES]);

@@ -570,12 +570,12 @@ TEST(the_deadline_holds_while_it_writes)
 {
     static char *const argv[] = {"/bin/sh", "-c", "while :; do echo x; done >&2", NULL},
                        *const none[] = {NULL};
-    builder_run r = {.argv = argv, .envp = none, .deadline_ms = clock_deadline_ms(300)};
+    process_run r = {.argv = argv, .envp = none, .deadline_ms = clock_deadline_ms(300)};
     buf out, text;
     err e = ERR_INIT;
     buf_init(&out, 64);
     buf_init(&text, 64);
-    CHECK_OK(builder_run_program(&r, &out, &text, &e), e);
+    CHECK_OK(process_run_program(&r, &out, &text, &e), e);
     CHECK(r.timed_out);
     CHECK_INT(text.len, 64);
     buf_free(&out);
@@ -589,13 +589,16 @@ TEST(what_a_program_leaves_behind_is_ended)
                        *const path[] = {"PATH=/usr/bin:/bin", NULL};
     int held[2];
     CHECK(pipe2(held, O_CLOEXEC) == 0);
-    builder_run r = {.argv = argv, .envp = path, .keep = {held[1]}, .keep_count = 1,
+    process_run r = {.argv = argv,
+                     .envp = path,
+                     .keep = {held[1]},
+                     .keep_count = 1,
                      .deadline_ms = clock_deadline_ms(10000)};
     buf out, text;
     err e = ERR_INIT;
     buf_init(&out, 64);
     buf_init(&text, 64);
-    CHECK_OK(builder_run_program(&r, &out, &text, &e), e);
+    CHECK_OK(process_run_program(&r, &out, &text, &e), e);
     CHECK(!r.timed_out);
     CHECK_INT(r.status, 0);
     close(held[1]);
@@ -618,12 +621,15 @@ TEST(a_program_ends_with_who_runs_it)
     if (runner == 0) {
         char *const argv[] = {"/bin/sh", "-c", command, NULL},
                    *const path[] = {"PATH=/usr/bin:/bin", NULL};
-        builder_run r = {.argv = argv, .envp = path, .keep = {held[1]}, .keep_count = 1,
+        process_run r = {.argv = argv,
+                         .envp = path,
+                         .keep = {held[1]},
+                         .keep_count = 1,
                          .deadline_ms = clock_deadline_ms(30000)};
         buf out, text;
         buf_init(&out, 64);
         buf_init(&text, 64);
-        builder_run_program(&r, &out, &text, NULL);
+        process_run_program(&r, &out, &text, NULL);
         _exit(0);
     }
     close(held[1]);

@@ -466,6 +466,23 @@ static int norms_with_acts(graph *g, int x)
     return act(g, ACT_SILU, normed(g, y, (conv2d_options){.filters = 9, .kernel = 1}, false));
 }
 
+/* Ops by the reference's loops, between images with and without borders and padding lanes, behind a
+ * concat, and of columns. */
+static int by_reference(graph *g, int x)
+{
+    x = conv(g, x, (conv2d_options){.filters = 16, .kernel = 3, .padding = 1});
+    x = graph_relu(g, graph_group_norm(g, x, 4, (group_norm_options){0}));
+    int y = conv(g, x, (conv2d_options){.filters = 32, .kernel = 3, .padding = 1});
+    y = graph_group_norm(g, y, 2, (group_norm_options){0});
+    int z = conv(g, graph_concat(g, (int[]){x, y}, 2), (conv2d_options){.filters = 7, .kernel = 1});
+    int parts[2] = {
+        graph_adaptive_max_pool2d(g, graph_group_norm(g, z, 7, (group_norm_options){0}), 4, 3),
+        graph_adaptive_max_pool2d(g, y, 4, 3)};
+    x = graph_flatten(g, graph_concat(g, parts, 2));
+    x = graph_linear(g, x, 37, (linear_options){0});
+    return act(g, ACT_HARDSWISH, graph_group_norm(g, x, 1, (group_norm_options){0}));
+}
+
 static int input_twice(graph *g, int x)
 {
     int a = conv(g, x, (conv2d_options){.filters = 3, .kernel = 3, .padding = 1});
@@ -565,6 +582,7 @@ static const model models[] = {
     {"dense block", "joined", {3, 3, 7, 6}, dense},
     {"norms with activations", "fused+act", {3, 3, 12, 9}, norms_with_acts},
     {"norms in the weights", "winograd4", {3, 3, 9, 8}, norms},
+    {"ops of the reference", "reference", {3, 3, 9, 8}, by_reference},
     {"the input itself", NULL, {3, 3, 8, 7}, input_twice},
 };
 

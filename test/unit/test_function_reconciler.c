@@ -177,13 +177,13 @@ typedef struct world {
     fake_kube *server;
     kube_config access;
     controller controller;
-    function_reconciler *catalog;
+    function_reconciler *reconciler;
 } world;
 
 static void lead(world *w)
 {
     err e = ERR_INIT;
-    CHECK_OK(function_reconciler_start(&w->access, "here", &w->controller, &w->catalog, &e), e);
+    CHECK_OK(function_reconciler_start(&w->access, "here", &w->controller, &w->reconciler, &e), e);
 }
 
 static void open_world(world *w)
@@ -203,7 +203,7 @@ static void open_world(world *w)
 
 static void close_world(world *w)
 {
-    function_reconciler_stop(w->catalog);
+    function_reconciler_stop(w->reconciler);
     fake_kube_stop(w->server);
     store_close(w->controller.store);
     kube_config_free(&w->access);
@@ -292,7 +292,7 @@ TEST(a_function_that_a_job_uses_stays)
     wait_asked();
     apply_and_wait(&w, "later");
     CHECK_INT(asked(), 1);
-    function_reconciler_stop(w.catalog);
+    function_reconciler_stop(w.reconciler);
     refuse(ERR_NONE);
     lead(&w); /* for another leader too it is nobody's but the user's */
     apply_and_wait(&w, "last");
@@ -310,7 +310,7 @@ TEST(what_was_deleted_while_nobody_led_goes_as_somebody_leads)
     apply(&w, "changed", "resnet20");
     wait_version("changed", 2);
     apply_and_wait(&w, "kept");
-    function_reconciler_stop(w.catalog);
+    function_reconciler_stop(w.reconciler);
     fake_kube_remove(w.server, "gone");
     fake_kube_remove(w.server, "changed");
     user_makes("own");
@@ -335,12 +335,12 @@ TEST(functions_of_a_namespace_that_was_deleted_stay)
 {
     world w;
     open_world(&w);
-    function_reconciler_stop(w.catalog);
+    function_reconciler_stop(w.reconciler);
     be_namespace(&w, "before");
     lead(&w);
     apply_and_wait(&w, "lenet");
     apply_and_wait(&w, "other");
-    function_reconciler_stop(w.catalog);
+    function_reconciler_stop(w.reconciler);
     fake_kube_remove(w.server, "lenet");
     fake_kube_remove(w.server, "other");
     be_namespace(&w, "now");
@@ -361,7 +361,7 @@ TEST(functions_stay_while_their_namespace_is_deleted)
 {
     world w;
     open_world(&w);
-    function_reconciler_stop(w.catalog);
+    function_reconciler_stop(w.reconciler);
     be_namespace(&w, "before");
     lead(&w);
     apply_and_wait(&w, "lenet");
@@ -384,7 +384,7 @@ TEST(functions_of_older_versions_go_where_objects_of_others_stand)
     cleanup_json json_t *mark = NULL;
     apply_and_wait(&w, "gone");
     apply_and_wait(&w, "kept");
-    function_reconciler_stop(w.catalog);
+    function_reconciler_stop(w.reconciler);
     CHECK_OK(store_get(w.controller.store, "functionobjects", "gone", &mark, NULL, &e), e);
     json_object_del(mark, "uid");
     CHECK_OK(store_put(w.controller.store, "functionobjects", "gone", mark, STORE_ANY, NULL, &e),
@@ -407,7 +407,7 @@ TEST(what_a_user_made_never_goes_as_somebody_leads)
     apply_and_wait(&w, "updated");
     apply_and_wait(&w, "moved");
     apply_and_wait(&w, "gone");
-    function_reconciler_stop(w.catalog);
+    function_reconciler_stop(w.reconciler);
     fake_kube_remove(w.server, "first");
     fake_kube_remove(w.server, "anew");
     user_makes("anew");

@@ -14,7 +14,7 @@
 #include "test/fuzz/fuzz_npy.c"
 #include "test/fuzz/fuzz_object.c"
 #include "test/fuzz/fuzz_record.c"
-#include "test/fuzz/fuzz_resp.c"
+#include "test/fuzz/fuzz_redis.c"
 #include "test/fuzz/fuzz_safetensors.c"
 #include "test/fuzz/fuzz_spool.c"
 #include "test/fuzz/fuzz_wire.c"
@@ -97,7 +97,7 @@ TEST_CORPUS(safetensors)
 TEST_CORPUS(dataset)
 TEST_CORPUS(ingest)
 TEST_CORPUS(layout)
-TEST_CORPUS(resp)
+TEST_CORPUS(redis)
 TEST_CORPUS(module)
 TEST_CORPUS(multipart)
 TEST_CORPUS(http)

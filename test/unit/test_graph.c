@@ -2,6 +2,7 @@
  */
 #include "common/base/rng.h"
 #include "kernels/graph.h"
+#include "kernels/ops.h"
 #include "kernels/plan.h"
 #include "kernels/zoo/zoo_models.h"
 #include "test.h"
@@ -40,6 +41,8 @@ TEST(result_shapes_are_pytorchs)
     int parts[2] = {x, x};
     check_shape(graph_shape(g, graph_concat(g, parts, 2)), 3, 16, 16, 15);
     check_shape(graph_shape(g, graph_pad_channels(g, x, 1, 2)), 3, 11, 16, 15);
+    check_shape(graph_shape(g, graph_adaptive_max_pool2d(g, x, 5, 7)), 3, 8, 5, 7);
+    check_shape(graph_shape(g, graph_group_norm(g, x, 4, (group_norm_options){0})), 3, 8, 16, 15);
     CHECK_INT(g->error.code, ERR_NONE);
     graph_free(g);
 }
@@ -205,6 +208,28 @@ static int norm_of_features(graph *g, int x)
 {
     return graph_batch_norm(g, graph_flatten(g, x), (batch_norm_options){0});
 }
+static int bad_group_norm(graph *g, int x)
+{
+    return graph_group_norm(g, x, 2, (group_norm_options){0});
+}
+static int group_norm_of_negative_eps(graph *g, int x)
+{
+    return graph_group_norm(g, graph_flatten(g, x), 3,
+                            (group_norm_options){.name = "groups", .eps = -1});
+}
+static int bad_adaptive(graph *g, int x)
+{
+    return graph_adaptive_max_pool2d(g, x, 1, 0);
+}
+static int flat_adaptive(graph *g, int x)
+{
+    return graph_adaptive_max_pool2d(g, graph_flatten(g, x), 1, 1);
+}
+static int many_parts(graph *g, int x)
+{
+    int parts[GRAPH_INPUTS_MAX + 1] = {x};
+    return graph_concat(g, parts, GRAPH_INPUTS_MAX + 1);
+}
 static int norm_of_negative_eps(graph *g, int x)
 {
     return graph_batch_norm(g, x, (batch_norm_options){.eps = -1});
@@ -251,6 +276,11 @@ static const struct {
     {stranger, ERR_INVALID, "relu: input 1 is not a tensor of this graph"},
     {bad_activation, ERR_INVALID, "activation 99 does not exist"},
     {norm_of_features, ERR_INVALID, "batch_norm 'bn1': needs an image"},
+    {bad_group_norm, ERR_INVALID, "group_norm 'gn1': 2 groups do not divide its 3 channels"},
+    {group_norm_of_negative_eps, ERR_INVALID, "group_norm 'groups': eps -1 must be in (0, 1]"},
+    {bad_adaptive, ERR_INVALID, "adaptive_max_pool2d: an output of 1x0 is not possible"},
+    {flat_adaptive, ERR_INVALID, "adaptive_max_pool2d: needs an image (C, H, W)"},
+    {many_parts, ERR_LIMIT, "concat of 65 tensors: 1 to 64 are possible"},
     {norm_of_negative_eps, ERR_INVALID, "eps -1 and momentum 0.1 must be in (0, 1]"},
     {norm_of_negative_momentum, ERR_INVALID, "eps 1e-05 and momentum -3 must be in (0, 1]"},
 };
@@ -405,6 +435,20 @@ TEST(dropout_keeps_its_share_and_depends_on_its_key_alone)
     CHECK_NEAR(kept / 40000.0, 0.7, 0.01);
     CHECK(same < 4000); /* sum over masks of p^2 is about 0.16 */
     CHECK_INT(graph_dropout_draw(1, 2, 3, 0, 0, 0), 15);
+}
+
+/* What is known of an op stands in its row: nothing of the engine works without. */
+TEST(every_op_has_a_row)
+{
+    for (int i = 0; i < OP_COUNT; i++) {
+        const op_row *row = &op_rows[i];
+        CHECK(row->name && row->forward);
+        for (int j = 0; j < i; j++)
+            CHECK(strcmp(row->name, op_rows[j].name) != 0);
+        if (i != OP_INPUT)
+            CHECK(row->backward && row->shape && row->least >= 1 && row->least <= row->most &&
+                  row->most <= GRAPH_INPUTS_MAX);
+    }
 }
 
 /* ---- memory plan --------------------------------------------------------------------------- */

@@ -230,6 +230,7 @@ static kml_tensor kitchen_sink(kml_graph *g, kml_tensor x)
 {
     x = kml_conv2d(g, x, .filters = 4, .kernel_h = 3, .kernel_w = 1, .he = true, .name = "stem");
     x = kml_batch_norm2d(g, x, .momentum = 0.2);
+    x = kml_group_norm(g, kml_group_norm(g, x, 2), 4, .eps = 1e-3, .name = "each");
     kml_tensor a = kml_relu(g, x), b = kml_relu6(g, x), c = kml_leaky_relu(g, x, 0.1);
     kml_tensor d = kml_hardsigmoid(g, x), e = kml_hardswish(g, x), f = kml_sigmoid(g, x);
     kml_tensor h = kml_tanh(g, x), i = kml_gelu(g, x), j = kml_silu(g, x);
@@ -240,6 +241,7 @@ static kml_tensor kitchen_sink(kml_graph *g, kml_tensor x)
     x = kml_avg_pool2d(g, x, .kernel = 2, .ceil_mode = true, .exclude_padding = true);
     x = kml_mul(g, x, kml_global_avg_pool2d(g, x));
     x = kml_add(g, x, kml_adaptive_avg_pool2d(g, x, 1, 1));
+    x = kml_mul(g, x, kml_global_max_pool2d(g, kml_adaptive_max_pool2d(g, x, 2, 2)));
     x = kml_dropout(g, kml_pad_channels(g, x, 1, 0), 0.5);
     return kml_linear(g, kml_flatten(g, x), kml_classes(g), .no_bias = true);
 }
@@ -260,6 +262,8 @@ TEST(every_name_of_the_sdk_works)
     }
     CHECK(r.loss < first / 2);
     CHECK(graph_var_find(engine_graph(m), "stem.weight") == 0);
+    CHECK(graph_var_find(engine_graph(m), "gn1.weight") > 0);
+    CHECK(graph_var_find(engine_graph(m), "each.bias") > 0);
     free(batch.x);
     engine_free(m);
 }

@@ -9,8 +9,11 @@ static history *make(void)
 {
     err e = ERR_INIT;
     json_t *nothing = json_object();
-    const job_spec spec = {.id = "job1", .task = nothing, .function = nothing, .dataset = nothing};
-    history *h = history_new(&spec, &e);
+    history *h = history_new(&(history_subject){.job = "job1",
+                                                .task = nothing,
+                                                .function = nothing,
+                                                .dataset = nothing},
+                             &e);
     json_decref(nothing);
     CHECK_OK(h ? 0 : -1, e);
     return h;

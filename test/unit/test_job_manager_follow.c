@@ -51,8 +51,8 @@ static void close_world(void)
 {
     follow_close(&o);
     CHECK_INT(atomic_load(&o.follower_count), 0);
-    while (o.sides)
-        job_context_drop(&o, o.sides->id);
+    while (o.contexts)
+        job_context_drop(&o, o.contexts->id);
     jobs_close(o.machine);
     CHECK(http_server_stop(server, 2000));
     store_watch_stop(platform.watch);

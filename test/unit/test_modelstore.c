@@ -7,7 +7,7 @@
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
 #include "common/modelstore/merge.h"
-#include "common/modelstore/resp.h"
+#include "common/modelstore/redis_link.h"
 #include "common/modelstore/shm.h"
 #include "modelstore_job.h"
 
@@ -318,8 +318,8 @@ IN_EVERY_STORE(one_contribution_alone_becomes_the_reference, 20)
     begin_job(&f);
     modelstore *m = attached_member(&f);
     for (int alone = 1; alone >= 0; alone--) {
-        modelstore_publication p = {.round = 2 - alone, .version = 1 - alone, .incarnation = 1,
-                                    .samples = 3, .slot = 5};
+        modelstore_publication p = {
+            .round = 2 - alone, .version = 1 - alone, .incarnation = 1, .samples = 3, .slot = 5};
         CHECK_OK(modelstore_slot(m, 5, &b, &e), e);
         fixture_fill(f.layout.shape, b, 51);
         CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), &checksum, &e), e);
@@ -488,41 +488,37 @@ IN_EVERY_REDIS(a_member_may_no_more_than_it_needs, 20)
 {
     fixture f;
     err e = ERR_INIT;
-    resp *c;
-    static resp_command call;
-    static const char *const forbidden[][3] = {
-        {"FLUSHALL", NULL, NULL},
-        {"KEYS", "*", NULL},
-        {"CONFIG", "GET", "requirepass"},
-        {"ACL", "LIST", NULL},
-        {"EVAL", "return 1", "0"},
-        {"SET", "kubeml:{job1}:state", "x"},
-        {"SET", "kubeml:{job1}:ref:0:0", "x"},
-        {"GET", "kubeml:{job2}:state", NULL},
-        {"SET", "kubeml:{job2}:pub:0", "x"},
-        {"GET", "other", NULL},
-        {"SHUTDOWN", "NOSAVE", NULL},
-        {"DUMP", "kubeml:{job1}:model", NULL},
+    redis_link *l;
+    static const char *const forbidden[] = {
+        "FLUSHALL",
+        "KEYS *",
+        "CONFIG GET requirepass",
+        "ACL LIST",
+        "EVAL return 0",
+        "SET kubeml:{job1}:state x",
+        "SET kubeml:{job1}:ref:0:0 x",
+        "GET kubeml:{job2}:state",
+        "SET kubeml:{job2}:pub:0 x",
+        "GET other",
+        "SHUTDOWN NOSAVE",
+        "DUMP kubeml:{job1}:model",
         /* what functions write where the module does not merge: as much as they like */
-        {"SET", "kubeml:{job1}:pub:0", "x"},
-        {"GET", "kubeml:{job1}:state", NULL},
-        {"MULTI", NULL, NULL},
+        "SET kubeml:{job1}:pub:0 x",
+        "GET kubeml:{job1}:state",
+        "MULTI",
     };
     const size_t plain = strcmp(kind, "database") == 0 ? 0 : 3;
     fixture_init(&f, kind, tensor_path, 64);
     begin_job(&f);
-    CHECK_OK(resp_dial(f.member_access.address, f.member_access.user, f.member_access.password,
-                       fixture_deadline(), &c, &e),
+    CHECK_OK(redis_link_dial(f.member_access.address, f.member_access.user,
+                             f.member_access.password, fixture_deadline(), &l, &e),
              e);
-    for (size_t i = 0; i < sizeof forbidden / sizeof forbidden[0] - plain; i++) {
-        resp_begin(&call, forbidden[i][0]);
-        for (int a = 1; a < 3 && forbidden[i][a]; a++)
-            resp_add(&call, forbidden[i][a]);
-        CHECK_ERR(resp_call(c, &call, NULL, fixture_deadline(), &e), e, ERR_FORBIDDEN, "NOPERM");
-    }
-    resp_close(c);
-    CHECK_ERR(resp_dial(f.member_access.address, "function", "wrong", fixture_deadline(), &c, &e),
-              e, ERR_UNAUTHORIZED, "WRONGPASS");
+    for (size_t i = 0; i < sizeof forbidden / sizeof forbidden[0] - plain; i++)
+        CHECK_ERR(fixture_call(l, forbidden[i], NULL, &e), e, ERR_FORBIDDEN, "NOPERM");
+    redis_link_close(l);
+    CHECK_ERR(
+        redis_link_dial(f.member_access.address, "function", "wrong", fixture_deadline(), &l, &e),
+        e, ERR_UNAUTHORIZED, "WRONGPASS");
     fixture_free(&f);
 }
 
@@ -530,22 +526,15 @@ IN_EVERY_REDIS(a_member_may_no_more_than_it_needs, 20)
 static void *put_user_back(void *arg)
 {
     fixture *f = arg;
-    static resp_command log;
     err e = ERR_INIT;
-    resp *c;
-    resp_reply reply;
     size_t refused = 0;
-    CHECK_OK(resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(),
-                       &c, &e),
-             e);
+    redis_link *l = fixture_redis(f->owner_access.address, f->owner_access.password);
     for (int64_t deadline = fixture_deadline(); refused == 0 && clock_left_ms(deadline) > 0;) {
-        resp_begin(&log, "ACL");
-        resp_add(&log, "LOG");
-        CHECK_OK(resp_call(c, &log, &reply, fixture_deadline(), &e), e);
-        refused = reply.count;
-        resp_reply_free(&reply);
+        cleanup_reply redisReply *reply = NULL;
+        CHECK_OK(fixture_call(l, "ACL LOG", &reply, &e), e);
+        refused = reply->elements;
     }
-    resp_close(c);
+    redis_link_close(l);
     CHECK(refused > 0);
     CHECK_OK(redis_server_user(f->server, "function", f->member_access.password, "job1", true,
                                fixture_deadline(), &e),
@@ -556,22 +545,15 @@ static void *put_user_back(void *arg)
 TEST(a_user_that_is_gone_for_a_while_is_waited_for)
 {
     fixture f;
-    static resp_command drop;
     static modelstore_status status;
     err e = ERR_INIT;
-    resp *c;
     pthread_t owner;
     fixture_init(&f, "database", "socket", FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
-    CHECK_OK(
-        resp_dial(f.owner_access.address, "", f.owner_access.password, fixture_deadline(), &c, &e),
-        e);
-    resp_begin(&drop, "ACL");
-    resp_add(&drop, "DELUSER");
-    resp_add(&drop, "function");
-    CHECK_OK(resp_call(c, &drop, NULL, fixture_deadline(), &e), e);
-    resp_close(c);
+    redis_link *l = fixture_redis(f.owner_access.address, f.owner_access.password);
+    CHECK_OK(fixture_call(l, "ACL DELUSER function", NULL, &e), e);
+    redis_link_close(l);
     CHECK(pthread_create(&owner, NULL, put_user_back, &f) == 0);
     CHECK_OK(modelstore_status_get(m, fixture_deadline(), &status, &e), e);
     CHECK_INT(status.state.version, 0);

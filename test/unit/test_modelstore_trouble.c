@@ -13,7 +13,7 @@
 #include "common/base/address.h"
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
-#include "common/modelstore/resp.h"
+#include "common/modelstore/redis_link.h"
 #include "common/modelstore/shm.h"
 #include "modelstore_job.h"
 
@@ -271,17 +271,9 @@ TEST(a_flipped_byte_is_named_server_socket)
     begin_job(&f);
     modelstore *m = attached_member(&f);
     CHECK_OK(publish(m, 0, 1, 0, 0, 1, 10, 31, &f, &e), e);
-    resp *c;
-    static resp_command set;
-    CHECK_OK(
-        resp_dial(f.owner_access.address, "", f.owner_access.password, fixture_deadline(), &c, &e),
-        e);
-    resp_begin(&set, "SETRANGE");
-    resp_add(&set, "kubeml:{job1}:pub:0:1:0:1:1");
-    resp_add(&set, "77");
-    resp_add(&set, "\x7f");
-    CHECK_OK(resp_call(c, &set, NULL, fixture_deadline(), &e), e);
-    resp_close(c);
+    redis_link *l = fixture_redis(f.owner_access.address, f.owner_access.password);
+    CHECK_OK(fixture_call(l, "SETRANGE kubeml:{job1}:pub:0:1:0:1:1 77 \x7f", NULL, &e), e);
+    redis_link_close(l);
     CHECK_ERR(merge(&f, 0, 1, 0, parts, 1, "{}", &merged, &e), e, ERR_CORRUPT, "function 0");
     CHECK_INT(merged.bad_function, 0);
     check_fetched(&f, 0, (uint64_t[][2]){{7, 1}}, 1);
@@ -291,19 +283,12 @@ TEST(a_flipped_byte_is_named_server_socket)
 
 static int64_t keys_of(const fixture *f)
 {
-    resp *c;
-    static resp_command size;
-    resp_reply reply;
+    cleanup_reply redisReply *reply = NULL;
     err e = ERR_INIT;
-    CHECK_OK(resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(),
-                       &c, &e),
-             e);
-    resp_begin(&size, "DBSIZE");
-    CHECK_OK(resp_call(c, &size, &reply, fixture_deadline(), &e), e);
-    int64_t count = reply.integer;
-    resp_reply_free(&reply);
-    resp_close(c);
-    return count;
+    redis_link *l = fixture_redis(f->owner_access.address, f->owner_access.password);
+    CHECK_OK(fixture_call(l, "DBSIZE", &reply, &e), e);
+    redis_link_close(l);
+    return reply->integer;
 }
 
 /* A function that is killed when a chunk has left, where there are chunks. */
@@ -492,15 +477,10 @@ static void put_back(fixture *f, const modelstore_state *state, block b)
 
 static void lose_all(const fixture *f)
 {
-    static resp_command flush;
     err e = ERR_INIT;
-    resp *c;
-    CHECK_OK(resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(),
-                       &c, &e),
-             e);
-    resp_begin(&flush, "FLUSHALL");
-    CHECK_OK(resp_call(c, &flush, NULL, fixture_deadline(), &e), e);
-    resp_close(c);
+    redis_link *l = fixture_redis(f->owner_access.address, f->owner_access.password);
+    CHECK_OK(fixture_call(l, "FLUSHALL", NULL, &e), e);
+    redis_link_close(l);
 }
 
 /* The model is put back beside a function that publishes for the open round: until the reference is

@@ -15,7 +15,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/rng.h"
-#include "common/modelstore/resp.h"
+#include "common/modelstore/redis_link.h"
 #include "modelstore_fixture.h"
 #include "ps/redis/redis_serve.h"
 #include "test.h"
@@ -555,27 +555,9 @@ TEST(logic_goes_on_with_what_it_loaded)
 
 /* ---- in a real Redis ----------------------------------------------------------------------- */
 
-static resp_command command;
-
-static resp *dial(const fixture *f)
+static redis_link *dial(const fixture *f)
 {
-    resp *c = NULL;
-    err e = ERR_INIT;
-    CHECK_OK(resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(),
-                       &c, &e),
-             e);
-    return c;
-}
-
-static int call(resp *c, resp_reply *out, err *e, const char *text)
-{
-    static char copy[512];
-    snprintf(copy, sizeof copy, "%s", text);
-    char *rest = copy;
-    resp_begin(&command, strsep(&rest, " "));
-    for (char *word; (word = strsep(&rest, " "));)
-        resp_add(&command, word);
-    return resp_call(c, &command, out, fixture_deadline(), e);
+    return fixture_redis(f->owner_access.address, f->owner_access.password);
 }
 
 /* Version 0 of a job, published by function 0. */
@@ -596,25 +578,25 @@ TEST(merge_refuses_transactions_and_scripts)
 {
     fixture f;
     err e = ERR_INIT;
-    resp_reply reply;
+    cleanup_reply redisReply *reply = NULL;
+    cleanup_command redis_command eval = {NULL, 0};
     fixture_init(&f, "database", "socket", 64);
     begin_job(&f);
-    resp *c = dial(&f);
-    CHECK_OK(call(c, NULL, &e, "MULTI"), e);
-    CHECK_OK(call(c, NULL, &e, "KUBEML.MERGE " KEY " 0 1 0 0 2 mean {} 1 0 0 10"), e);
-    CHECK_OK(call(c, &reply, &e, "EXEC"), e);
-    CHECK_INT(reply.count, 1);
-    CHECK_INT(reply.element[0].type, RESP_ERROR);
-    CHECK_CONTAINS(reply.element[0].bytes, "KML-UNSUPPORTED KUBEML.MERGE waits");
-    resp_reply_free(&reply);
-    resp_begin(&command, "EVAL");
-    resp_add(&command, "return redis.call('KUBEML.MERGE',KEYS[1],0,1,0,0,2,'mean','{}',1,0,0,10)");
-    resp_add(&command, "1");
-    resp_add(&command, KEY);
-    CHECK_ERR(resp_call(c, &command, NULL, fixture_deadline(), &e), e, ERR_UNSUPPORTED,
+    redis_link *l = dial(&f);
+    CHECK_OK(fixture_call(l, "MULTI", NULL, &e), e);
+    CHECK_OK(fixture_call(l, "KUBEML.MERGE " KEY " 0 1 0 0 2 mean {} 1 0 0 10", NULL, &e), e);
+    CHECK_OK(fixture_call(l, "EXEC", &reply, &e), e);
+    CHECK_INT(reply->elements, 1);
+    CHECK_INT(reply->element[0]->type, REDIS_REPLY_ERROR);
+    CHECK_CONTAINS(reply->element[0]->str, "KML-UNSUPPORTED KUBEML.MERGE waits");
+    CHECK_OK(redis_command_format(
+                 &eval, &e, "EVAL %s 1 " KEY,
+                 "return redis.call('KUBEML.MERGE',KEYS[1],0,1,0,0,2,'mean','{}',1,0,0,10)"),
+             e);
+    CHECK_ERR(redis_link_call(l, &eval, NULL, fixture_deadline(), &e), e, ERR_UNSUPPORTED,
               "inside MULTI or a script");
-    CHECK_OK(call(c, NULL, &e, "PING"), e);
-    resp_close(c);
+    CHECK_OK(fixture_call(l, "PING", NULL, &e), e);
+    redis_link_close(l);
     fixture_free(&f);
 }
 
@@ -630,64 +612,67 @@ static uint64_t crc64(const unsigned char *bytes, size_t len)
     return crc;
 }
 
-static int restore(resp *c, const char *key, const resp_reply *payload, err *e)
+static int restore(redis_link *l, const char *key, const redisReply *payload, err *e)
 {
-    resp_begin(&command, "RESTORE");
-    resp_add(&command, key);
-    resp_add(&command, "0");
-    resp_add_bytes(&command, payload->bytes, payload->len);
-    return resp_call(c, &command, NULL, fixture_deadline(), e);
+    const char *const argument[] = {"RESTORE", key, "0", payload->str};
+    const size_t len[] = {strlen("RESTORE"), strlen(key), 1, payload->len};
+    cleanup_command redis_command c = {NULL, 0};
+    return redis_command_words(&c, 4, argument, len, e) ||
+                   redis_link_call(l, &c, NULL, fixture_deadline(), e)
+               ? -1
+               : 0;
 }
 
 TEST_LIMIT(dump_and_restore, 60)
 {
     fixture f;
     err e = ERR_INIT;
-    resp_reply payload, a, b;
+    redisReply *payload, *a, *b;
     fixture_init(&f, "database", "shm", 5000);
     begin_job(&f);
-    resp *c = dial(&f);
-    CHECK_OK(call(c, &payload, &e, "DUMP " KEY), e);
-    CHECK_OK(restore(c, "kubeml:{job2}:model", &payload, &e), e);
-    CHECK_OK(call(c, &a, &e, "KUBEML.READ " KEY " 0 0"), e);
-    CHECK_OK(call(c, &b, &e, "KUBEML.READ kubeml:{job2}:model 0 0"), e);
-    CHECK(a.len == 20000 && a.len == b.len && memcmp(a.bytes, b.bytes, a.len) == 0);
-    resp_reply_free(&a);
-    resp_reply_free(&b);
-    CHECK_OK(call(c, &b, &e, "KUBEML.LEDGER kubeml:{job2}:model"), e);
-    CHECK_STR(b.bytes, "[{\"a\":1}]");
-    resp_reply_free(&b);
-    CHECK_OK(call(c, &b, &e, "MEMORY USAGE kubeml:{job2}:model"), e);
-    CHECK(b.integer > 20000);
+    redis_link *l = dial(&f);
+    CHECK_OK(fixture_call(l, "DUMP " KEY, &payload, &e), e);
+    CHECK_OK(restore(l, "kubeml:{job2}:model", payload, &e), e);
+    CHECK_OK(fixture_call(l, "KUBEML.READ " KEY " 0 0", &a, &e), e);
+    CHECK_OK(fixture_call(l, "KUBEML.READ kubeml:{job2}:model 0 0", &b, &e), e);
+    CHECK(a->len == 20000 && a->len == b->len && memcmp(a->str, b->str, a->len) == 0);
+    redis_reply_free(&a);
+    redis_reply_free(&b);
+    CHECK_OK(fixture_call(l, "KUBEML.LEDGER kubeml:{job2}:model", &b, &e), e);
+    CHECK_STR(b->str, "[{\"a\":1}]");
+    redis_reply_free(&b);
+    CHECK_OK(fixture_call(l, "MEMORY USAGE kubeml:{job2}:model", &b, &e), e);
+    CHECK(b->integer > 20000);
+    redis_reply_free(&b);
     /* Damaged, with a checksum of Redis's that fits: ours must see it. */
-    unsigned char *bytes = (unsigned char *)payload.bytes;
-    uint64_t signature, ours = crc64(bytes, payload.len - 8);
-    memcpy(&signature, bytes + payload.len - 8, 8);
+    unsigned char *bytes = (unsigned char *)payload->str;
+    uint64_t signature, ours = crc64(bytes, payload->len - 8);
+    memcpy(&signature, bytes + payload->len - 8, 8);
     CHECK(signature == ours);
     rng r;
     rng_init(&r, 5, RNG_TEST, 1, 1);
     int refused = 0;
     for (int i = 0; i < 200; i++) {
-        size_t at = (size_t)rng_below(&r, payload.len - 10);
+        size_t at = (size_t)rng_below(&r, payload->len - 10);
         if (i == 0)
-            at = payload.len - 400; /* surely in the numbers */
+            at = payload->len - 400; /* surely in the numbers */
         unsigned char was = bytes[at];
         bytes[at] ^= (unsigned char)(1 + rng_below(&r, 255));
-        uint64_t crc = crc64(bytes, payload.len - 8);
-        memcpy(bytes + payload.len - 8, &crc, 8);
-        CHECK_OK(call(c, NULL, &e, "DEL kubeml:{job3}:model"), e);
-        int rc = restore(c, "kubeml:{job3}:model", &payload, &e);
+        uint64_t crc = crc64(bytes, payload->len - 8);
+        memcpy(bytes + payload->len - 8, &crc, 8);
+        CHECK_OK(fixture_call(l, "DEL kubeml:{job3}:model", NULL, &e), e);
+        int rc = restore(l, "kubeml:{job3}:model", payload, &e);
         refused += rc != 0;
         if (i == 0)
             CHECK(rc != 0);
         bytes[at] = was;
-        CHECK_OK(call(c, NULL, &e, "PING"), e);
+        CHECK_OK(fixture_call(l, "PING", NULL, &e), e);
     }
     printf("%d of 200 damaged payloads refused, Redis alive\n", refused);
     CHECK(refused > 150);
     CHECK(redis_server_alive(f.server));
-    resp_reply_free(&payload);
-    resp_close(c);
+    redis_reply_free(&payload);
+    redis_link_close(l);
     fixture_free(&f);
 }
 
@@ -714,26 +699,26 @@ TEST(wrong_commands_are_refused)
     err e = ERR_INIT;
     fixture_init(&f, "database", "socket", 64);
     begin_job(&f);
-    resp *c = dial(&f);
-    CHECK_OK(call(c, NULL, &e, "SET other x"), e);
+    redis_link *l = dial(&f);
+    CHECK_OK(fixture_call(l, "SET other x", NULL, &e), e);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
-        if (call(c, NULL, &e, wrong[i]) == 0)
+        if (fixture_call(l, wrong[i], NULL, &e) == 0)
             test_fail(__FILE__, __LINE__, "accepted: %s", wrong[i]);
-    CHECK_OK(call(c, NULL, &e, "PING"), e);
-    resp_close(c);
+    CHECK_OK(fixture_call(l, "PING", NULL, &e), e);
+    redis_link_close(l);
     fixture_free(&f);
 }
 
-static long long memory_used(resp *c)
+static long long memory_used(redis_link *l)
 {
     static const char field[] = "\nused_memory:";
     err e = ERR_INIT;
-    resp_reply reply;
-    CHECK_OK(call(c, &reply, &e, "INFO memory"), e);
-    const char *at = strstr(reply.bytes, field);
+    redisReply *reply;
+    CHECK_OK(fixture_call(l, "INFO memory", &reply, &e), e);
+    const char *at = strstr(reply->str, field);
     CHECK(at);
     long long used = strtoll(at + sizeof field - 1, NULL, 10);
-    resp_reply_free(&reply);
+    redis_reply_free(&reply);
     return used;
 }
 
@@ -743,14 +728,21 @@ TEST(a_model_that_is_removed_gives_its_memory_back)
     fixture f;
     err e = ERR_INIT;
     fixture_init(&f, "database", "socket", NUMBERS);
-    resp *c = dial(&f);
-    long long before = memory_used(c);
+    redis_link *l = dial(&f);
+    long long before = memory_used(l);
     begin_job(&f);
-    CHECK(memory_used(c) >= before + 2 * NUMBERS * (long long)sizeof(float));
-    CHECK_OK(call(c, NULL, &e, "DEL " KEY), e);
-    CHECK(memory_used(c) < before + NUMBERS * (long long)sizeof(float));
-    resp_close(c);
+    CHECK(memory_used(l) >= before + 2 * NUMBERS * (long long)sizeof(float));
+    CHECK_OK(fixture_call(l, "DEL " KEY, NULL, &e), e);
+    CHECK(memory_used(l) < before + NUMBERS * (long long)sizeof(float));
+    redis_link_close(l);
     fixture_free(&f);
+}
+
+static void send_only(redis_link *l, const redis_command *c)
+{
+    err e = ERR_INIT;
+    CHECK_OK(redis_link_append(l, c, fixture_deadline(), &e), e);
+    CHECK_OK(redis_link_flush(l, fixture_deadline(), &e), e);
 }
 
 /* MERGE of a big block is sent and not waited for; PING on another connection is answered first. */
@@ -763,7 +755,7 @@ TEST_LIMIT(others_are_served_during_a_merge, 60)
     begin_job(&f);
     modelstore *m = fixture_member(&f);
     CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
-    resp *merging = dial(&f), *other = dial(&f);
+    redis_link *merging = dial(&f), *other = dial(&f);
     int first = 0;
     for (int round = 1; round <= TRIES && first == 0; round++) {
         for (int i = 0; i < FUNCTIONS; i++) {
@@ -771,26 +763,25 @@ TEST_LIMIT(others_are_served_during_a_merge, 60)
                 .round = round, .version = round - 1, .function = i, .samples = 10, .slot = i};
             CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), NULL, &e), e);
         }
-        words w;
-        split(&w, "0 %d %d 0 %d mean {} 3 0 0 10 1 0 10 2 0 10", round, round - 1, round + 1);
-        resp_begin(&command, "KUBEML.MERGE");
-        resp_add(&command, KEY);
-        for (int i = 0; i < w.argc; i++)
-            resp_add_bytes(&command, w.arg[i].bytes, w.arg[i].len);
-        CHECK_OK(resp_send(merging, &command, fixture_deadline(), &e), e);
-        CHECK_OK(call(other, NULL, &e, "PING"), e);
-        resp_reply reply;
-        CHECK_OK(call(other, &reply, &e, "KUBEML.STATUS " KEY), e);
-        first += reply.element[0].integer == round - 1; /* the merge has not ended yet */
-        resp_reply_free(&reply);
-        CHECK_OK(resp_receive(merging, &reply, fixture_deadline(), &e), e);
-        CHECK_INT(reply.type, RESP_ARRAY);
-        CHECK_INT(reply.element[0].integer, round);
-        resp_reply_free(&reply);
+        cleanup_command redis_command merge = {NULL, 0};
+        CHECK_OK(redis_command_format(
+                     &merge, &e, "KUBEML.MERGE " KEY " 0 %d %d 0 %d mean {} 3 0 0 10 1 0 10 2 0 10",
+                     round, round - 1, round + 1),
+                 e);
+        send_only(merging, &merge);
+        CHECK_OK(fixture_call(other, "PING", NULL, &e), e);
+        redisReply *reply;
+        CHECK_OK(fixture_call(other, "KUBEML.STATUS " KEY, &reply, &e), e);
+        first += reply->element[0]->integer == round - 1; /* the merge has not ended yet */
+        redis_reply_free(&reply);
+        CHECK_OK(redis_link_receive(merging, &reply, fixture_deadline(), &e), e);
+        CHECK_INT(reply->type, REDIS_REPLY_ARRAY);
+        CHECK_INT(reply->element[0]->integer, round);
+        redis_reply_free(&reply);
     }
     CHECK(first > 0);
-    resp_close(merging);
-    resp_close(other);
+    redis_link_close(merging);
+    redis_link_close(other);
     modelstore_close(m);
     fixture_free(&f);
 }
@@ -808,21 +799,18 @@ TEST_LIMIT(a_merge_outlives_its_key_and_its_client, 60)
         CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
         const modelstore_publication p = {.round = 1, .samples = 10};
         CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), NULL, &e), e);
-        resp *merging = dial(&f), *other = dial(&f);
-        words w;
-        split(&w, "0 1 0 0 2 mean {} 1 0 0 10");
-        resp_begin(&command, "KUBEML.MERGE");
-        resp_add(&command, KEY);
-        for (int k = 0; k < w.argc; k++)
-            resp_add_bytes(&command, w.arg[k].bytes, w.arg[k].len);
-        CHECK_OK(resp_send(merging, &command, fixture_deadline(), &e), e);
+        redis_link *merging = dial(&f), *other = dial(&f);
+        cleanup_command redis_command merge = {NULL, 0};
+        CHECK_OK(
+            redis_command_format(&merge, &e, "KUBEML.MERGE " KEY " 0 1 0 0 2 mean {} 1 0 0 10"), e);
+        send_only(merging, &merge);
         if (i % 3 == 0)
-            CHECK_OK(call(other, NULL, &e, "DEL " KEY), e);
+            CHECK_OK(fixture_call(other, "DEL " KEY, NULL, &e), e);
         else if (i % 3 == 1)
-            CHECK_OK(call(other, NULL, &e, "FLUSHALL ASYNC"), e);
-        resp_close(merging); /* without the answer */
-        CHECK_OK(call(other, NULL, &e, "PING"), e);
-        resp_close(other);
+            CHECK_OK(fixture_call(other, "FLUSHALL ASYNC", NULL, &e), e);
+        redis_link_close(merging); /* without the answer */
+        CHECK_OK(fixture_call(other, "PING", NULL, &e), e);
+        redis_link_close(other);
         modelstore_close(m);
     }
     CHECK(redis_server_alive(f.server));
@@ -860,14 +848,15 @@ TEST_LIMIT(memory_that_is_gone_is_an_error, 60)
     CHECK_OK(redis_server_start(&spec, fixture_deadline(), &f.server, &e), e);
     snprintf(f.owner_access.password, sizeof f.owner_access.password, "%s",
              redis_server_password(f.server));
-    resp *c = dial(&f);
-    CHECK_ERR(call(c, NULL, &e,
-                   "KUBEML.CREATE " KEY " l 2000000000 0 00000000000000aa -1 0 0 "
-                   "0000000000000000 0  []"),
+    redis_link *l = dial(&f);
+    CHECK_ERR(fixture_call(l,
+                           "KUBEML.CREATE " KEY " l 2000000000 0 00000000000000aa -1 0 0 "
+                           "0000000000000000 0  []",
+                           NULL, &e),
               e, ERR_NOMEM, "no memory");
-    CHECK_OK(call(c, NULL, &e, "PING"), e);
+    CHECK_OK(fixture_call(l, "PING", NULL, &e), e);
     CHECK(redis_server_alive(f.server));
-    resp_close(c);
+    redis_link_close(l);
     modelstore_close(m);
     fixture_free(&f);
 }
@@ -907,12 +896,8 @@ TEST(a_server_answers_on_its_address_and_on_the_loopback)
             test_skip("redis-server is not installed");
         CHECK_STR(e.message, "");
         for (int k = 0; k < 2; k++) {
-            resp *c;
             snprintf(address, sizeof address, "tcp:%s:%d", k == 0 ? hosts[i] : "127.0.0.1", port);
-            CHECK_OK(resp_dial(address, "default", redis_server_password(server),
-                               fixture_deadline(), &c, &e),
-                     e);
-            resp_close(c);
+            redis_link_close(fixture_redis(address, redis_server_password(server)));
         }
         redis_server_stop(server);
     }

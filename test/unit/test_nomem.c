@@ -1,14 +1,18 @@
 /* test_nomem.c: the k-th allocation fails, for every k: an upload, a record, a blob, a request and
  * a model file end with an error or do what they should, and leave nothing half done. So do the
- * decisions of a controller and of a kubeml-ps.
+ * decisions of a controller and of a kubeml-ps, and a connection to Redis.
  *
  * This program's malloc stands before the C library's, for the libraries too. Under a sanitizer,
  * which has a malloc of its own, it is left out. */
 #include <errno.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "arrays.h"
 #include "common/dataset/ingest.h"
+#include "common/base/clock.h"
 #include "common/formats/safetensors.h"
+#include "common/modelstore/redis_link.h"
 #include "common/net/http_client.h"
 #include "common/net/http_server.h"
 #include "common/round/round.h"
@@ -292,6 +296,62 @@ TEST(decisions_outlive_an_allocation_that_fails)
         more++;
     CHECK(k > 40 && more > 8);
     printf("allocations: jobs %ld, a round %ld\n", k - 1, more - 1);
+}
+
+/* ---- Redis ----------------------------------------------------------------------------------- */
+
+/* A pipeline: two commands, a long argument, their replies, and a bulk that is read to its place. */
+static int pipeline(redis_link *l, err *e)
+{
+    static char argument[1000], bulk[1000];
+    const char *const words[] = {"GET", "key"};
+    const int64_t soon = clock_deadline_ms(5000);
+    cleanup_command redis_command c = {NULL, 0};
+    cleanup_reply redisReply *first = NULL, *second = NULL;
+    return redis_command_format(&c, e, "KUBEML.STATUS %s %d", "key", 7) ||
+                   redis_link_append(l, &c, soon, e) ||
+                   redis_command_words(&c, 2, words, NULL, e) ||
+                   redis_link_announce(l, &c, sizeof argument, 2, soon, e) ||
+                   redis_command_format(&c, e, "%d %016llx", 1, 2ULL) ||
+                   redis_link_send_long(l, argument, sizeof argument, &c, soon, e) ||
+                   redis_link_receive(l, &first, soon, e) ||
+                   redis_link_call(l, &c, &second, soon, e) ||
+                   redis_link_receive_long(l, bulk, sizeof bulk, soon, e)
+               ? -1
+               : 0;
+}
+
+/* False: no allocation was the k-th. */
+static bool redis_once(long k)
+{
+    static const char replies[] = "*3\r\n:1\r\n$2\r\nab\r\n*1\r\n$-1\r\n+OK\r\n$1000\r\n";
+    static const char bulk[1002] = {[1000] = '\r', [1001] = '\n'};
+    int pair[2];
+    err e = ERR_INIT;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
+    CHECK(write(pair[1], replies, sizeof replies - 1) == (ssize_t)sizeof replies - 1);
+    CHECK(write(pair[1], bulk, sizeof bulk) == (ssize_t)sizeof bulk);
+    countdown = k;
+    redis_link *l = redis_link_adopt(pair[0]);
+    int result = l ? pipeline(l, &e) : err_set(&e, ERR_NOMEM, "no connection");
+    bool fired = countdown == 0;
+    countdown = 0;
+    CHECK_INT(e.code, fired ? ERR_NOMEM : ERR_NONE);
+    CHECK_INT(result, fired ? -1 : 0);
+    redis_link_close(l);
+    if (!l)
+        close(pair[0]);
+    close(pair[1]);
+    return fired;
+}
+
+TEST(a_connection_to_redis_fails_with_each_allocation)
+{
+    long k = 1;
+    while (redis_once(k))
+        k++;
+    CHECK(k > 20);
+    printf("allocations: %ld\n", k - 1);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */

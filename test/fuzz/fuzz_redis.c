@@ -1,13 +1,13 @@
-/* fuzz_resp.c: replies of a Redis that may send anything. */
+/* fuzz_redis.c: replies of a Redis that may send anything. */
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/modelstore/resp.h"
+#include "common/modelstore/redis_link.h"
 #include "fuzz.h"
 
-FUZZ(resp)
+FUZZ(redis)
 {
     int pair[2];
     if (len == 0 || len > 60000) /* less than what a socket holds: writing never waits */
@@ -15,23 +15,24 @@ FUZZ(resp)
     FUZZ_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
     FUZZ_CHECK(write(pair[1], bytes + 1, len - 1) == (ssize_t)len - 1);
     close(pair[1]);
-    resp *r = resp_adopt(pair[0]);
-    FUZZ_CHECK(r);
+    redis_link *l = redis_link_adopt(pair[0]);
+    FUZZ_CHECK(l);
     for (int i = 0; i < 100; i++) {
         err e = ERR_INIT;
-        resp_reply reply;
+        redisReply *reply = NULL;
         char into[64];
-        int rc = bytes[0] & 1 ? resp_receive_into(r, into, sizeof into, clock_deadline_ms(1000), &e)
-                              : resp_receive(r, &reply, clock_deadline_ms(1000), &e);
+        int rc = bytes[0] & 1
+                     ? redis_link_receive_long(l, into, sizeof into, clock_deadline_ms(1000), &e)
+                     : redis_link_receive(l, &reply, clock_deadline_ms(1000), &e);
         FUZZ_CHECK((rc == 0) == (e.code == ERR_NONE));
         if (rc == 0 && !(bytes[0] & 1)) {
-            if (reply.type == RESP_ERROR)
-                FUZZ_CHECK(resp_error(&reply, &e) == -1);
-            resp_reply_free(&reply);
+            if (reply->type == REDIS_REPLY_ERROR)
+                FUZZ_CHECK(redis_link_error(reply, &e) == -1);
+            redis_reply_free(&reply);
         }
-        if (resp_broken(r))
+        if (redis_link_broken(l))
             break;
     }
-    resp_close(r);
+    redis_link_close(l);
     return 0;
 }
