@@ -110,7 +110,7 @@ HEADERS = ("common/contract/limits.h", "common/contract/request.h", "common/cont
            "common/net/multipart.h", "common/net/tokens.h", "common/net/metrics.h", "common/base/name.h", "common/compile/builder.h",
            "common/compile/builder_remote.h", "common/compile/shape_check.h", "common/formats/safetensors.h", "common/store/store.h",
            "common/store/list_page.h", "common/dataset/dataset.h", "common/modelstore/layout.h", "common/modelstore/modelstore.h",
-           "common/modelstore/resp.h", "common/modelstore/modelstore_redis.h", "controller/controller.h", "controller/jobs/job_manager.h",
+           "common/modelstore/redis_link.h", "common/modelstore/modelstore_redis.h", "controller/controller.h", "controller/jobs/job_manager.h",
            "controller/job/job.h", "controller/api/forward.h", "controller/functions/build_failure.h", "controller/functions/code_blob.h",
            "controller/functions/upload.h", "controller/cluster/cluster_local.h", "controller/cluster/cluster_kubernetes.h",
            "controller/kube/kube_watch.h", "controller/kube/kube_client.h", "common/kube/kube_config.h", "common/kube/kube_exec.h",
@@ -140,7 +140,7 @@ streams |: FORWARD_STREAMS_MAX / a response |: FORWARD_BYTES_MAX / responses ove
 JSON file of: LIMITS_INFER_BYTES_MAX / repetitions of an option: CLI_LIST_MAX / a response of the API: HTTP_REPLY_BYTES_MAX
 connecting: HTTP_CONNECT_MS / series of a family: METRICS_SERIES_MAX / tensors of a model with: LAYOUT_ENTRIES_MAX
 description of these: LAYOUT_TEXT_BYTES_MAX / name of such: LAYOUT_NAME_BYTES -1 / functions of a model: MODELSTORE_FUNCTIONS_MAX
-slots of a shared: MODELSTORE_SLOTS_MAX / reply of Redis: RESP_BULK_BYTES_MAX / one part of a model: REMOTE_CHUNK_BYTES
+slots of a shared: MODELSTORE_SLOTS_MAX / reply of Redis: REDIS_BULK_BYTES_MAX / one part of a model: REMOTE_CHUNK_BYTES
 record: STORE_RECORD_BYTES_MAX / chunk: STORE_CHUNK_BYTES_MAX / key of a record: STORE_KEY_BYTES -1 / locator: STORE_LOCATOR_BYTES -1
 pods of a platform: CLUSTER_KUBERNETES_PODS_MAX / ended pods: CLUSTER_KUBERNETES_ENDED_MAX / objects of a kind: KUBE_WATCH_OBJECTS_MAX
 response of the API server: KUBE_REPLY_BYTES_MAX / kubeconfig: KUBE_FILE_BYTES_MAX / token of a kubeconfig: KUBE_TOKEN_BYTES_MAX
