@@ -89,6 +89,7 @@ struct cli {
     /* For completion: cli_parse prints the options' names and ends. */
     bool describe;
     const char *before; /* not NULL: with `describe`, prints the words that may follow this word */
+    json_t *documents; /* not NULL: cli_parse adds the options to this array, and ends */
 };
 
 /* Every verb of every command, ended by a NULL name. */
@@ -112,6 +113,9 @@ void names_print(const cli *c, const cli_option *options, int argc, char **argv,
 
 /* Prints a table of the code as JSON, from which a page's table is made (docs.c). */
 int docs_print(const char *table);
+void docs_add_options(json_t *out, const cli_option *options);
+/* What the help calls an option's value. */
+const char *cli_placeholder(const cli_option *o);
 
 /* For an error of standard output: as cli_fail, but prints nothing if the reader of a pipe is gone.
  */

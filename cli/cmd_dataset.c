@@ -120,15 +120,15 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
     const cli_option options[] = {
         {"traindata", 0, OPTION_TEXT, "FILE", "training samples", &files[0], NULL, true, true},
         {"trainlabels", 0, OPTION_TEXT, "FILE", "their labels", &files[1], NULL, false, true},
-        {"testdata", 0, OPTION_TEXT, "FILE", "test samples, where --traindata has none", &files[2],
+        {"testdata", 0, OPTION_TEXT, "FILE", "test samples, if --traindata has none", &files[2],
          NULL, false, true},
         {"testlabels", 0, OPTION_TEXT, "FILE", "their labels", &files[3], NULL, false, true},
         {"regression", 0, OPTION_FLAG, NULL, "the labels are numbers, not classes", &regression,
          NULL, false, false},
-        {"layout", 0, OPTION_TEXT, "ORDER", "of images: auto, chw or hwc (auto)", &layout, NULL,
+        {"layout", 0, OPTION_TEXT, "ORDER", "order of an image's axes: auto, chw or hwc (auto)",
+         &layout, NULL, false, false},
+        {"seed", 0, OPTION_INT, "N", "seed of the order of the samples (0)", &seed, &seed_seen,
          false, false},
-        {"seed", 0, OPTION_INT, "N", "of the order in which samples are stored (0)", &seed,
-         &seed_seen, false, false},
         {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &kind, options, &name);
     static const char *const fields[] = {"x-train", "y-train", "x-test", "y-test"};

@@ -63,7 +63,7 @@ static int put(cli *c, int argc, char **argv, bool update)
          "a model of the zoo instead of code; its options: zoo list --help", &model, NULL, false,
          false},
         {"stem", 0, OPTION_TEXT, "KIND",
-         "the model's beginning: cifar or imagenet (auto: by the dataset)", &stem, NULL, false,
+         "the model's first layers: cifar or imagenet (auto: by the data set)", &stem, NULL, false,
          false},
         {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &kind, options, &name);
@@ -143,9 +143,9 @@ int cmd_function_logs(cli *c, int argc, char **argv)
 {
     const char *name = NULL;
     bool follow = false;
-    const cli_option options[] = {
-        {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
-        {.name = NULL}};
+    const cli_option options[] = {{"follow", 'f', OPTION_FLAG, NULL, "continue until the job ends",
+                                   &follow, NULL, false, false},
+                                  {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &kind, options, &name);
     err e = ERR_INIT;
     char id[128];

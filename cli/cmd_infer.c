@@ -269,7 +269,7 @@ int cmd_infer(cli *c, int argc, char **argv)
         {"network", 'n', OPTION_TEXT, "ID", "the job whose model answers", &id, NULL, false, false},
         {"datafile", 0, OPTION_TEXT, "FILE", "samples: npy, IDX (also .gz) or JSON lists", &path,
          NULL, true, false},
-        OUTPUT_OPTION("text json yaml", "text, json or yaml; json has the logits too", &format),
+        OUTPUT_OPTION("text json yaml", "text, json or yaml; json includes the logits", &format),
         {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 1, &given);
     if (given && id)

@@ -385,6 +385,8 @@ int cmd_status(cli *c, int argc, char **argv)
 
 int cmd_run(cli *c, int argc, char **argv)
 {
+    if (c->documents)
+        return CLI_OK; /* the options are kubeml-function's: its help lists them */
     char program[PATH_MAX + 64];
     static char describe[] = "__options";
     snprintf(program, sizeof program, "%s", local_program("kubeml-function"));

@@ -10,9 +10,9 @@ int cmd_logs(cli *c, int argc, char **argv)
 {
     const char *id = NULL;
     bool follow = false;
-    const cli_option more[] = {
-        {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
-        {.name = NULL}};
+    const cli_option more[] = {{"follow", 'f', OPTION_FLAG, NULL, "continue until the job ends",
+                                &follow, NULL, false, false},
+                               {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     if (follow)
         return follow_log(c, id);

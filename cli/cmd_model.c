@@ -52,11 +52,10 @@ static int download(const cli *c, const char *path, const char *to, err *e)
 int cmd_model_export(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *output = NULL;
-    const cli_option more[] = {
-        {"output", 'o', OPTION_TEXT, "FILE",
-         "where to: safetensors, as PyTorch loads it; .npz: numpy's; -: stdout", &output, NULL,
-         true, false},
-        {.name = NULL}};
+    const cli_option more[] = {{"output", 'o', OPTION_TEXT, "FILE",
+                                "safetensors file for PyTorch; .npz: for numpy; -: standard output",
+                                &output, NULL, true, false},
+                               {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     /* Writes to standard output, and does not replace its file, which may have contents already. */
     if (strcmp(output, "-") == 0 || strcmp(output, "/dev/stdout") == 0)

@@ -45,8 +45,8 @@ int cmd_task_list(cli *c, int argc, char **argv)
     bool all = false, ids = false;
     const cli_option options[] = {
         OUTPUT_ROWS(&format),
-        {"all", 'a', OPTION_FLAG, NULL, "those that ended too", &all, NULL, false, false},
-        {"short", 0, OPTION_FLAG, NULL, "their ids alone, a line each", &ids, NULL, false, false},
+        {"all", 'a', OPTION_FLAG, NULL, "include jobs that have ended", &all, NULL, false, false},
+        {"short", 0, OPTION_FLAG, NULL, "print ids alone, one a line", &ids, NULL, false, false},
         {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     if (ids)
@@ -80,10 +80,10 @@ int cmd_task_wait(cli *c, int argc, char **argv)
     const char *id = NULL;
     long timeout_s = 0;
     bool watch = false;
-    const cli_option more[] = {{"watch", 'w', OPTION_FLAG, NULL, "print a line an epoch meanwhile",
+    const cli_option more[] = {{"watch", 'w', OPTION_FLAG, NULL, "print a line for each epoch",
                                 &watch, NULL, false, false},
-                               {"timeout", 't', OPTION_INT, "SECONDS",
-                                "give up after so long (0: never)", &timeout_s, NULL, false, false},
+                               {"timeout", 't', OPTION_INT, "SECONDS", "longest wait (0: no limit)",
+                                &timeout_s, NULL, false, false},
                                {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     if (timeout_s < 0)

@@ -50,10 +50,10 @@ int cmd_top(cli *c, int argc, char **argv)
 {
     const char *format = "table";
     bool watch = false;
-    const cli_option options[] = {
-        OUTPUT_ROWS(&format),
-        {"watch", 'w', OPTION_FLAG, NULL, "again and again", &watch, NULL, false, false},
-        {.name = NULL}};
+    const cli_option options[] = {OUTPUT_ROWS(&format),
+                                  {"watch", 'w', OPTION_FLAG, NULL, "print again every two seconds",
+                                   &watch, NULL, false, false},
+                                  {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     cli_stream stream = {.heard_ms = clock_monotonic_ms()};
     bool printed = false;

@@ -1,11 +1,13 @@
-/* docs.c: the table of job options as JSON, for scripts/write-docs and the tests of the pages:
- * `kubeml __docs job-options`. */
+/* docs.c: the tables of job options and of commands as JSON, for scripts/write-docs and the tests
+ * of the pages: `kubeml __docs job-options`, `kubeml __docs commands`. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cli.h"
 #include "common/base/json_read.h"
 #include "common/contract/job_options.h"
+
+/* ---- job options ----------------------------------------------------------------------------- */
 
 static const char *kind_text(const job_option *o)
 {
@@ -99,13 +101,51 @@ static json_t *job_options_json(void)
     return rows;
 }
 
+/* ---- commands -------------------------------------------------------------------------------- */
+
+void docs_add_options(json_t *out, const cli_option *options)
+{
+    for (const cli_option *o = options; o->name; o++) {
+        const char letter[] = {o->letter, '\0'};
+        json_array_append_new(out, json_pack("{s:s, s:s*, s:s*, s:s, s:b, s:b}", "name", o->name,
+                                             "letter", o->letter ? letter : NULL, "value",
+                                             o->kind == OPTION_FLAG ? NULL : cli_placeholder(o),
+                                             "help", o->help, "required", (int)o->required,
+                                             "repeats", (int)o->repeats));
+    }
+}
+
+/* A command's function passes its options to cli_parse, which ends there. */
+static json_t *command_json(const cli_verb *v)
+{
+    json_t *options = json_array();
+    cli c = {.verb = v, .documents = options};
+    char name[32];
+    snprintf(name, sizeof name, "%s", v->name);
+    v->run(&c, 1, (char *[]){name, NULL});
+    return json_pack("{s:s, s:s, s:s, s:s*, s:o}", "name", v->name, "arguments", v->arguments,
+                     "summary", v->summary, "details", v->details, "options", options);
+}
+
+static json_t *commands_json(void)
+{
+    json_t *rows = json_array();
+    for (const cli_verb *v = cli_verbs; v->name; v++)
+        json_array_append_new(rows, command_json(v));
+    return rows;
+}
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
 int docs_print(const char *table)
 {
-    if (strcmp(table, "job-options") != 0) {
+    cleanup_json json_t *rows = strcmp(table, "job-options") == 0 ? job_options_json()
+                                : strcmp(table, "commands") == 0  ? commands_json()
+                                                                  : NULL;
+    if (!rows) {
         fprintf(stderr, "kubeml: __docs has no table \"%s\"\n", table);
         return CLI_USAGE;
     }
-    cleanup_json json_t *rows = job_options_json();
     json_dumpf(rows, stdout, JSON_INDENT(1));
     putchar('\n');
     return CLI_OK;

@@ -112,10 +112,10 @@ int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const c
     const char *user = NULL;
     bool yes = false;
     const cli_option options[] = {
-        {"user", 0, OPTION_TEXT, "NAME", "only the jobs asked for by this user (of all)", &user,
-         NULL, false, false},
-        {"yes", 'y', OPTION_FLAG, NULL, "do not ask; needed where there is no terminal to ask on",
-         &yes, NULL, false, false},
+        {"user", 0, OPTION_TEXT, "NAME", "only jobs of this user (of all users)", &user, NULL,
+         false, false},
+        {"yes", 'y', OPTION_FLAG, NULL, "do not ask; required without a terminal", &yes, NULL,
+         false, false},
         {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     if (!yes && !isatty(STDIN_FILENO))

@@ -13,7 +13,7 @@
 enum { LONG_FIRST = 256 }; /* getopt_long's values of long options; letters are below */
 enum { HELP_FROM = 32 };   /* the column of an option's help */
 
-static const char *kind_placeholder(const cli_option *o)
+const char *cli_placeholder(const cli_option *o)
 {
     if (o->kind == OPTION_FORMAT)
         return "FORMAT";
@@ -26,7 +26,7 @@ static void print_option(const cli_option *o)
     int used = o->letter ? snprintf(left, sizeof left, "  -%c, --%s", o->letter, o->name)
                          : snprintf(left, sizeof left, "      --%s", o->name);
     if (o->kind != OPTION_FLAG)
-        snprintf(left + used, sizeof left - (size_t)used, " %s", kind_placeholder(o));
+        snprintf(left + used, sizeof left - (size_t)used, " %s", cli_placeholder(o));
     /* Puts the help below a long option, beside a short option. */
     bool beside = strlen(left) <= HELP_FROM;
     printf("%s%s%*s %s%s\n", left, beside ? "" : "\n",
@@ -115,7 +115,8 @@ static int check_required(const cli *c, const cli_option *options, const bool *g
     for (size_t i = 0; options[i].name; i++)
         if (options[i].required && !given[i])
             return cli_usage(c, "--%s %s is missing", options[i].name,
-                             kind_placeholder(&options[i])) + 1;
+                             cli_placeholder(&options[i])) +
+                   1;
     return 0;
 }
 
@@ -147,6 +148,10 @@ int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min,
 {
     static const cli_option none[] = {{.name = NULL}};
     options = options ? options : none;
+    if (c->documents) {
+        docs_add_options(c->documents, options);
+        return CLI_OK + 1;
+    }
     if (c->describe) {
         if (c->before)
             names_print(c, options, argc, argv, max);
