@@ -101,7 +101,7 @@ static int dial(remote *r, int64_t deadline_ms, redis_link **out, err *e)
             r->known = true;
             return 0;
         }
-        /* A Redis that was started anew does not know the job's users until its owner comes. */
+        /* A restarted Redis does not know the job's users until kubeml-ps has made them again. */
         bool passing = last.code == ERR_UNAVAILABLE || (r->known && last.code == ERR_UNAUTHORIZED);
         if (!passing || remote_pause(&pause_ms, deadline_ms, NULL)) {
             if (e)
@@ -136,7 +136,7 @@ int remote_call(remote *r, redisReply **out, bool *again, int64_t deadline_ms, e
             return -1;
         if (redis_link_call(r->c, &r->cmd, out, deadline_ms, &last) == 0)
             return 0;
-        /* LOADING and the like, or the connection broke: both may pass. */
+        /* Redis is loading, or the connection broke: both may pass. */
         if (last.code != ERR_UNAVAILABLE || remote_pause(&pause_ms, deadline_ms, NULL)) {
             if (e)
                 *e = last;
@@ -171,7 +171,7 @@ int remote_need_layout(const remote *r, err *e)
 
 static void forget_memory(remote *r)
 {
-    remote_disconnect_writer(r); /* what is announced there has the old layout's length */
+    remote_disconnect_writer(r); /* its announced chunk has the old layout's length */
     shm_close(r->segment);
     r->segment = NULL;
     if (r->own)
@@ -231,7 +231,8 @@ static int new_segment(remote *r, const layout *l, int slots, err *e)
                : 0;
 }
 
-/* What is there is used again, so that functions which have it mapped need not attach anew. */
+/* Keeps a segment that fits, so that functions that have mapped the segment need not attach again.
+ */
 int remote_make_segment(remote *r, const layout *l, int slots, bool keep, err *e)
 {
     if (copy_layout(r, l, e))
@@ -281,8 +282,8 @@ int remote_fill_slot(remote *r, int slot, const block *b, uint64_t *checksum, er
 
 /* ---- fetching ------------------------------------------------------------------------------- */
 
-/* A reference is overwritten by the merge after next; who was that slow sees another checksum and a
- * newer state. */
+/* The merge after next overwrites a reference. A reader that is so slow finds another checksum and
+ * a newer state. */
 int remote_fetch_shared(remote *r, int64_t version_min, block to, int64_t deadline_ms,
                         modelstore_state *out, err *e)
 {
@@ -330,7 +331,7 @@ size_t remote_chunks(block_shape s)
            (s.counters * sizeof(int64_t) + REMOTE_CHUNK_BYTES - 1) / REMOTE_CHUNK_BYTES;
 }
 
-/* Where it begins among the numbers of its kind. */
+/* The place of the chunk's first number among the floats, or among the counters. */
 static size_t chunk_place(block_shape s, size_t i, size_t *len)
 {
     bool counters = i >= float_chunks(s);
@@ -367,7 +368,7 @@ void remote_hash_chunk(block_shape s, block b, size_t i, uint64_t *hash)
 
 /* ---- room ----------------------------------------------------------------------------------- */
 
-/* jemalloc has four sizes between a power of two and the next. */
+/* The size that jemalloc reserves: there are four sizes between two powers of two. */
 static uint64_t allocated(uint64_t bytes)
 {
     uint64_t step = 16;
@@ -376,7 +377,7 @@ static uint64_t allocated(uint64_t bytes)
     return (bytes + step - 1) / step * step;
 }
 
-/* What Redis takes for a block: each chunk is a string of its own, with a head. */
+/* The bytes that Redis needs for a block. Each chunk is a string of its own, with a head. */
 static uint64_t block_in_redis(block_shape s)
 {
     enum { STRING_HEAD = 32 };
@@ -389,8 +390,8 @@ static uint64_t block_in_redis(block_shape s)
     return bytes;
 }
 
-/* What it holds of them besides while they are on their way: a client keeps a buffer for one more
- * chunk after each that it sent, and a merge that reads has that many answers asked for. */
+/* The bytes that Redis needs besides, for chunks on their way: a client's buffer has room for one
+ * more chunk than it has sent, and a reading merge requests a window of replies ahead. */
 static uint64_t on_their_way(block_shape s, int blocks)
 {
     size_t first;
@@ -398,7 +399,7 @@ static uint64_t on_their_way(block_shape s, int blocks)
     return (uint64_t)(blocks + REMOTE_WINDOW) * allocated(first);
 }
 
-/* 0: it does not say, or there is no limit. */
+/* 0: INFO has no such line, or there is no limit. */
 static uint64_t info_number(const redisReply *info, const char *name)
 {
     char *at = info->type == REDIS_REPLY_STRING ? strstr(info->str, name) : NULL;

@@ -13,11 +13,11 @@ typedef struct remote {
     modelstore base;
     modelstore_access access;
     modelstore_role role;
-    bool shared;        /* carrier shm */
-    bool known;         /* its name and password were good once */
+    bool shared;        /* tensors go through shared memory */
+    bool known;         /* Redis accepted the user and password once */
     redis_link *c;      /* NULL: not connected */
     redis_link *writer; /* a second connection, for chunks alone; NULL: not connected */
-    bool announced;     /* the first chunk of the next publication, to `writer` */
+    bool announced;     /* `writer` has announced the first chunk of the next publication */
     redis_command cmd;
     layout layout; /* count 0: not attached */
     shm *segment;
@@ -31,55 +31,56 @@ int remote_open(const modelstore_ops *ops, const modelstore_access *a, modelstor
                 int64_t deadline_ms, modelstore **out, err *e);
 void remote_close(remote *r);
 
-/* Connected, or the reason; tries again with back-off until the deadline. */
+/* Connects, unless there is a connection. Tries again with back-off until the deadline. */
 int remote_connect(remote *r, int64_t deadline_ms, err *e);
-/* Sends r->cmd and takes the reply (may be NULL), anew on a new connection when the old one broke.
- * *again (may be NULL) tells that it may have been carried out before. */
+/* Sends r->cmd and receives the reply (`out` may be NULL). Sends it again on a new connection if
+ * the old one broke; *again (may be NULL) is then true: Redis may have run the command before. */
 int remote_call(remote *r, redisReply **out, bool *again, int64_t deadline_ms, err *e);
 /* The same with "<command> <the job's key of that suffix>". */
 int remote_ask(remote *r, const char *command, const char *suffix, redisReply **out,
                int64_t deadline_ms, err *e);
-/* The same for the writer; on a new one nothing is announced. */
+/* Connects the writer; a new writer has announced nothing. */
 int remote_connect_writer(remote *r, int64_t deadline_ms, err *e);
-/* The connection is given up; the next call dials. */
+/* Closes the connection; the next call dials. */
 void remote_disconnect(remote *r);
 void remote_disconnect_writer(remote *r);
-/* A pause that grows, for waits without an event; ERR_TIMEOUT when the deadline passed. */
+/* Pauses, longer each time, where no event can be waited for. ERR_TIMEOUT: the deadline passed. */
 int remote_pause(int *pause_ms, int64_t deadline_ms, err *e);
 
 int remote_need_owner(const remote *r, err *e);
 int remote_need_layout(const remote *r, err *e);
-/* Takes over the layout; a segment of another name (or "") is let go. */
+/* Takes over the layout. Unmaps a segment of another name; "": there is none. */
 int remote_attach(remote *r, const char *layout_text, size_t len, const char *segment, err *e);
-/* A new segment for the layout, or the present one where it fits (`keep`). */
+/* Makes a segment for the layout. With `keep` a segment that is large enough stays. */
 int remote_make_segment(remote *r, const layout *l, int slots, bool keep, err *e);
 
 int remote_slot(remote *r, int slot, block *out, err *e);
-/* The bytes of a publication: puts `b` (NULL: what is there) into the slot, giving its checksum. */
+/* Copies `b` into the slot (NULL: the slot holds the model already) and computes its checksum. */
 int remote_fill_slot(remote *r, int slot, const block *b, uint64_t *checksum, err *e);
-/* modelstore_room, where over sockets so many blocks, each in chunks, are to fit. */
+/* modelstore_room. Over sockets Redis must have room for `blocks` blocks, each in chunks. */
 int remote_room(remote *r, int slot, int blocks, int64_t deadline_ms, err *e);
-/* From the segment: copies and verifies; waits for the version. */
+/* Waits for the version in the segment, copies and verifies it. */
 int remote_fetch_shared(remote *r, int64_t version_min, block to, int64_t deadline_ms,
                         modelstore_state *out, err *e);
 
-/* The segment's header; 0. */
+/* Reads the segment's header. Returns 0. */
 int remote_state_shared(const remote *r, modelstore_state *out);
 
-/* Chunks of a block: floats', then counters'. */
+/* A block's chunks: those of its floats, then those of its counters. */
 size_t remote_chunks(block_shape s);
 char *remote_chunk(block_shape s, block b, size_t i, size_t *len);
-void remote_carried(remote *r); /* one more */
+void remote_carried(remote *r); /* counts one more chunk */
 /* Hashes the pieces of chunk i into their places of `hash` (block_pieces). */
 void remote_hash_chunk(block_shape s, block b, size_t i, uint64_t *hash);
 
 const char *modelstore_key(const remote *r, const char *suffix, char out[REMOTE_KEY_BYTES]);
 
-/* The rules of publishing, for who decides outside the module (kml_logic.c has them for Redis). */
+/* The rules of publishing for stores that decide outside Redis; kml_logic.c has them for the
+ * module. */
 int modelstore_check_round(const modelstore_state *s, int64_t epoch, int64_t round, err *e);
 int modelstore_check_version(const modelstore_state *s, int64_t version, err *e);
-/* `old`: the open round's publication of that function, NULL: none. 1: the same is there already.
- */
+/* `old`: the function's publication in the open round; NULL: none. Returns 1 if the same
+ * publication is there already. */
 int modelstore_check_publication(const modelstore_published *old, const modelstore_published *now,
                                  err *e);
 int modelstore_check_part(const modelstore_published *p, const modelstore_part *part, err *e);

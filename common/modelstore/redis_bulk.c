@@ -12,11 +12,11 @@
 
 enum {
     VECTORS = 8,
-    AHEAD_BYTES = 16 << 10,  /* read behind a bulk; as much as hiredis reads at once */
-    WAITING_BYTES = 1 << 20, /* of replies that are taken in while a command is written */
+    AHEAD_BYTES = 16 << 10,  /* read beyond a bulk; hiredis reads as much at once */
+    WAITING_BYTES = 1 << 20, /* of replies that are read while a command is written */
 };
 
-/* The connection is of no more use. */
+/* Marks the connection as broken. */
 static int broken(redisContext *c, err *e, err_code code, const char *why)
 {
     c->err = REDIS_ERR_OTHER;
@@ -28,7 +28,7 @@ static int gone(redisContext *c, err *e)
     return broken(c, e, ERR_UNAVAILABLE, "the connection was closed");
 }
 
-/* Which of the events happened, in *got. */
+/* Waits for one of the events; *got: the events that happened. */
 static int wait_for(redisContext *c, short events, int64_t deadline_ms, short *got, err *e)
 {
     struct pollfd p = {.fd = c->fd, .events = events};
@@ -95,7 +95,7 @@ static int make_way(redisContext *c, int64_t deadline_ms, err *e)
     return (got & POLLIN) ? take_in(c, e) : 0;
 }
 
-/* Leaves what is still to be written: the vectors from the one returned on. */
+/* Skips the written bytes. Returns the first vector that is not written whole. */
 static struct iovec *advance(struct iovec *v, const struct iovec *end, size_t written)
 {
     for (; v < end && written >= v->iov_len; v++)
@@ -130,7 +130,7 @@ int redis_bulk_write(redisContext *c, const struct iovec *vector, int count, int
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Whether a bulk of `len` bytes comes next, whose head is skipped then; -1. */
+/* 1: a bulk of `len` bytes comes next, and its head is skipped. 0: another reply. -1: an error. */
 static int read_head(redisContext *c, size_t len, int64_t deadline_ms, err *e)
 {
     char head[32];
@@ -149,7 +149,7 @@ static int read_head(redisContext *c, size_t len, int64_t deadline_ms, err *e)
     }
 }
 
-/* What is there into the vectors: > 0 bytes, 0 when the deadline has not passed yet, -1. */
+/* Reads the available bytes into the vectors. Returns their number, 0 for a retry, or -1. */
 static ssize_t read_some(redisContext *c, struct iovec *v, size_t vectors, int64_t deadline_ms,
                          err *e)
 {
@@ -163,7 +163,8 @@ static ssize_t read_some(redisContext *c, struct iovec *v, size_t vectors, int64
     return errno == EINTR ? 0 : wait_for(c, POLLIN, deadline_ms, &got, e);
 }
 
-/* What comes behind the bytes in the same read is given to the reader. */
+/* Reads `len` bytes to `to`. Gives bytes that came in the same read, beyond `len`, to the reader.
+ */
 static int read_exactly(redisContext *c, char *to, size_t len, int64_t deadline_ms, err *e)
 {
     char behind[AHEAD_BYTES];

@@ -18,7 +18,7 @@
 enum {
     HELD_BYTES = 4 << 10,
     SHORT_BYTES = 256,     /* long arguments up to here are copied into the output buffer */
-    KEPT_BYTES = 64 << 10, /* of an empty input buffer: hiredis gives back what is more */
+    KEPT_BYTES = 64 << 10, /* hiredis frees a larger input buffer when it is empty */
     SEND_BUFFER_BYTES = 1 << 20,
 };
 
@@ -32,7 +32,7 @@ struct redis_link {
     redisContext *c;
     redisReplyObjectFunctions functions; /* hiredis's, with limits on arrays */
     void *(*create_array)(const redisReadTask *, array_count);
-    err refused; /* which limit a reply is over */
+    err refused; /* the limit that a reply exceeded */
 };
 
 /* ---- commands -------------------------------------------------------------------------------- */
@@ -72,7 +72,7 @@ void redis_command_free(redis_command *c)
     *c = (redis_command){NULL, 0};
 }
 
-/* The arguments behind "*<their number>\r\n". */
+/* The arguments of a formatted command, without the head "*<number>\r\n". */
 static struct iovec arguments(const redis_command *c)
 {
     char *at = strchr(c->bytes, '\n') + 1;
@@ -81,7 +81,7 @@ static struct iovec arguments(const redis_command *c)
 
 /* ---- connecting ------------------------------------------------------------------------------ */
 
-/* Stands before hiredis's function, which allocates whatever number Redis names. */
+/* Checks the length of an array before hiredis's function, which allocates any length. */
 static void *create_array(const redisReadTask *task, array_count n)
 {
     redis_link *l = task->privdata;
@@ -115,8 +115,8 @@ redis_link *redis_link_adopt(int fd)
     return l;
 }
 
-/* As much as the system allows, so that a small model is one write; TCP sizes its buffers
- * itself. */
+/* Sets the largest send buffer that the system allows, so that a small model is one write. TCP
+ * sizes its buffers itself. */
 static void tune(int fd, const char *address)
 {
     int bytes = SEND_BUFFER_BYTES, one = 1;
@@ -229,7 +229,7 @@ int redis_link_send_long(redis_link *l, const void *bytes, size_t len, const red
 
 /* ---- replies --------------------------------------------------------------------------------- */
 
-/* What the reader could not make a reply of, or what is over a limit. */
+/* The error of a reply that hiredis cannot parse, or that exceeds a limit. */
 static int unreadable(redis_link *l, err *e)
 {
     if (l->refused.code == ERR_NONE && l->c->err == REDIS_ERR_OOM)
@@ -242,8 +242,8 @@ static int unreadable(redis_link *l, err *e)
     return -1;
 }
 
-/* Looks at what the reader has and waits for more of: a line without its end, or a bulk, whose
- * length is still before it. */
+/* Checks the limits of an unfinished reply in the reader's buffer: a line without its end, or a
+ * bulk whose length is there already. */
 static void check_unfinished(redis_link *l)
 {
     const redisReader *r = l->c->reader;
