@@ -79,7 +79,7 @@ typedef struct controller_metrics {
         *averaging, *running;
     metric *cpu_percent, *memory_bytes, *gpu_percent, *gpu_memory_bytes, *gpu_watts;
     metric *gpu_own_bytes, *gpu_own_percent;
-    metric *jobs_total, *queue, *slots, *slots_free, *pool_warm, *pods, *start_seconds, *restarts,
+    metric *jobs_total, *queue, *slots, *slots_free, *pool_warm, *pods, *start_seconds,
         *leads;
 } controller_metrics;
 

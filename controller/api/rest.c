@@ -70,7 +70,7 @@ static void rest_ready(http_request *r, void *context)
         json_object_set_new(
             status, "users",
             json_string("the database lets none be made for jobs, which fail for it "
-                        "(docs/reference/formats.md)"));
+                        "(docs/guides/mongodb.md)"));
     json_object_set_new(status, "status", json_string("ready"));
     json_object_set_new(status, "leads", json_boolean(leads));
     http_response_json(r, 200, status);
