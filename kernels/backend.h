@@ -149,11 +149,11 @@ typedef struct backend_ipc_handle {
 } backend_ipc_handle;
 
 /* One model of a mean. */
-typedef struct backend_lent {
+typedef struct backend_ipc_model {
     backend_ipc_handle where;
     uint64_t sum; /* its backend_peers.sum */
     double weight;
-} backend_lent;
+} backend_ipc_model;
 
 /* One graph made ready to run on one backend. The backend embeds this at the start of its own
  * struct. */
@@ -184,7 +184,7 @@ typedef struct backend_peers {
      * ERR_CORRUPT: a model has another sum, or cannot be opened any more; ERR_UNSUPPORTED: a model
      * is on another device; ERR_INVALID: NaN or infinity. `bad` is the index of the model at fault,
      * or -1. */
-    int (*average)(backend_program *p, const backend_lent *of, int n, uint64_t *sum, int *bad,
+    int (*average)(backend_program *p, const backend_ipc_model *of, int n, uint64_t *sum, int *bad,
                    err *e);
     /* Copies what lies there into the program's model, if it has this sum; otherwise the model
      * becomes zeros. */

@@ -166,8 +166,8 @@ int engine_reduce_root(engine *m, const backend_ipc_handle *of, int n, backend_i
 int engine_fingerprint_now(engine *m, engine_fingerprint *out, err *e);
 /* Computes the mean into the memory of engine_reduce_root; no model changes. Weights, bits, `bad`
  * and errors as in backend_peers. */
-int engine_average_lent(engine *m, const engine_peer *of, int n, engine_fingerprint *mean, int *bad,
-                        err *e);
+int engine_average_ipc(engine *m, const engine_peer *of, int n, engine_fingerprint *mean, int *bad,
+                       err *e);
 /* Sets the model to the mean. ERR_CORRUPT: the mean lies there no more, and the model has to be
  * imported. */
 int engine_adopt(engine *m, const backend_ipc_handle *mean, const engine_fingerprint *fingerprint,

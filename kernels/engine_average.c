@@ -66,11 +66,11 @@ int engine_fingerprint_now(engine *m, engine_fingerprint *out, err *e)
     return peers ? peers->sum(m->program, &out->sum, e) : -1;
 }
 
-int engine_average_lent(engine *m, const engine_peer *of, int n, engine_fingerprint *mean, int *bad,
-                        err *e)
+int engine_average_ipc(engine *m, const engine_peer *of, int n, engine_fingerprint *mean, int *bad,
+                       err *e)
 {
     const backend_peers *peers = peers_of(m, e);
-    backend_lent lent[ENGINE_AVERAGE_MAX];
+    backend_ipc_model models[ENGINE_AVERAGE_MAX];
     *bad = -1;
     if (!peers)
         return -1;
@@ -79,12 +79,12 @@ int engine_average_lent(engine *m, const engine_peer *of, int n, engine_fingerpr
                        ENGINE_AVERAGE_MAX);
     mean->step = 0;
     for (int i = 0; i < n; i++) {
-        lent[i] = (backend_lent){
+        models[i] = (backend_ipc_model){
             .where = of[i].where, .sum = of[i].fingerprint.sum, .weight = of[i].weight};
         if (of[i].weight > 0 && of[i].fingerprint.step > mean->step)
             mean->step = of[i].fingerprint.step;
     }
-    return peers->average(m->program, lent, n, &mean->sum, bad, e);
+    return peers->average(m->program, models, n, &mean->sum, bad, e);
 }
 
 int engine_adopt(engine *m, const backend_ipc_handle *mean, const engine_fingerprint *fingerprint,

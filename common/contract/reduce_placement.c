@@ -71,7 +71,7 @@ int reduce_placement_choose(const reduce_facts *f, reduce_placement *out, err *e
     bool wanted = f->wish == REDUCE_NCCL_WANTED;
     if (wanted && f->one_process && refuse_nccl(f, gpus, e) != 0)
         return -1;
-    if (!f->one_process && f->lent)
+    if (!f->one_process && f->ipc)
         choose(out, REDUCE_IPC,
                "models are averaged on their one GPU, in function order, by CUDA IPC");
     else if (!f->one_process && f->ranks)

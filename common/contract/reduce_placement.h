@@ -29,7 +29,7 @@ typedef struct reduce_facts {
     reduce_wish wish;
     bool weights_alone; /* the optimizer's state is not averaged: only the host can do that */
     /* for processes: the reduce root can read all models on their one GPU */
-    bool lent;
+    bool ipc;
     /* for processes: each is on a GPU of its own, and NCCL was requested and is available */
     bool ranks;
     const char *why_not; /* for processes: why a tried GPU path does not work; else NULL */

@@ -266,7 +266,7 @@ static void pass_time(round_machine *m)
         round_emit_merge(m);
     if (m->stage == STAGE_COMMIT && !round_paused(m) && retry_due(m, &m->op))
         round_emit_commit(m);
-    if (m->putting_back && retry_due(m, &m->back))
+    if (m->restoring && retry_due(m, &m->back))
         round_emit_restore(m);
 }
 
@@ -330,7 +330,7 @@ int64_t round_deadline(const round_machine *m)
         due = sooner(due, m->stage_due_ms);
     if (m->redis_gone)
         due = sooner(due, m->redis_give_up_ms);
-    if (m->putting_back)
+    if (m->restoring)
         due = sooner(due, m->back.due_ms);
     if ((m->stage == STAGE_COMMIT || m->stage == STAGE_MERGE ||
          (m->stage == STAGE_MODEL && m->op.due_ms > m->now_ms)) &&

@@ -111,7 +111,7 @@ struct round_machine {
     bool asked; /* INIT or LOAD is out */
     int losses; /* of functions, since the job began */
     char last_loss[ERR_MESSAGE_BYTES]; /* which function was lost last, and why */
-    bool redis_gone, putting_back;
+    bool redis_gone, restoring;
     int redis_ends; /* since the last merge */
     bool suspending;
     char suspend_message[ERR_MESSAGE_BYTES];

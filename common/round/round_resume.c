@@ -120,19 +120,19 @@ void round_model_made(round_machine *m, bool by_function, const round_event *eve
 
 void round_load_failed(round_machine *m, const round_event *event)
 {
-    retry *r = m->putting_back ? &m->back : &m->op;
+    retry *r = m->restoring ? &m->back : &m->op;
     /* The disk that is read may come back, see round_commit_failed. */
     bool passes = err_retry_may_help(event->code) || event->code == ERR_IO;
     bool gone = event->code == ERR_NOT_FOUND || event->code == ERR_CONFLICT ||
                 event->code == ERR_CORRUPT; /* the new model is lost: it is made again */
-    if (!m->putting_back && m->stage != STAGE_MODEL)
+    if (!m->restoring && m->stage != STAGE_MODEL)
         return;
-    if (!passes && (m->putting_back || !gone))
+    if (!passes && (m->restoring || !gone))
         round_fail(m, "InitFailed", "%.240s", event->message);
-    else if (m->putting_back && event->code == ERR_IO && m->now_ms >= r->give_up_ms && !r->last)
+    else if (m->restoring && event->code == ERR_IO && m->now_ms >= r->give_up_ms && !r->last)
         r->due_ms = m->now_ms; /* the last try, without files that cannot be read */
     else if (!retry_later(m, r))
-        round_fail(m, m->putting_back ? "RedisGone" : "StoreDown", "given up after %lld s: %.200s",
+        round_fail(m, m->restoring ? "RedisGone" : "StoreDown", "given up after %lld s: %.200s",
                    (long long)(m->config.limits.store_ms / 1000), event->message);
     m->asked = false;
 }
@@ -141,7 +141,7 @@ void round_load_failed(round_machine *m, const round_event *event)
 
 bool round_paused(const round_machine *m)
 {
-    return m->redis_gone || m->putting_back;
+    return m->redis_gone || m->restoring;
 }
 
 /* Raises RedisGone; reports it again when the message is new. */
@@ -192,10 +192,10 @@ void round_redis_back(round_machine *m, const round_event *event)
             m->asked = false;
             retry_begin(&m->op);
         }
-        m->putting_back = true;
+        m->restoring = true;
         retry_begin(&m->back);
         round_emit_restore(m);
-    } else if (!m->putting_back) {
+    } else if (!m->restoring) {
         round_set_condition(m, CONDITION_REDIS, false, "Answers", "the model store answers");
         if (m->stage == STAGE_MERGE && m->op.due_ms != INT64_MAX)
             m->op.due_ms = m->now_ms;
@@ -231,11 +231,11 @@ static void begin_again(round_machine *m)
 
 void round_loaded(round_machine *m, const round_event *event)
 {
-    if (!m->putting_back) {
+    if (!m->restoring) {
         round_model_made(m, false, event);
         return;
     }
-    m->putting_back = false;
+    m->restoring = false;
     round_set_condition(m, CONDITION_REDIS, false, "PutBack",
                         "the model is back in the model store");
     if (event->resume) {

@@ -209,12 +209,12 @@ static int scaled_up(const job *j)
 static int lacking(const jobs *m)
 {
     const job *next = jobs_next(m);
-    int lacks = next ? job_wants(m, next) - m->slots : 0, lent = 0;
+    int lacks = next ? job_wants(m, next) - m->slots : 0, offered = 0;
     for (size_t k = 0; next && k < m->count; k++) {
         lacks += job_active(m->job[k]) ? m->job[k]->parallelism : 0; /* other slots become free */
-        lent += scaled_up(m->job[k]);
+        offered += scaled_up(m->job[k]);
     }
-    return lacks > 0 && lacks <= lent ? lacks : 0;
+    return lacks > 0 && lacks <= offered ? lacks : 0;
 }
 
 /* The most functions of the job's next epoch: the functions that it holds and the free slots, less

@@ -168,7 +168,7 @@ int member_reduce_root(member *m, const json_t *task, err *e)
 }
 
 /* Reads the models that trained, with the weights that common/modelstore/merge.h computes. */
-static int read_models(const json_t *models, bool lent, average_order *o, err *e)
+static int read_models(const json_t *models, bool ipc, average_order *o, err *e)
 {
     uint64_t samples[ENGINE_AVERAGE_MAX];
     double weight[ENGINE_AVERAGE_MAX];
@@ -187,7 +187,7 @@ static int read_models(const json_t *models, bool lent, average_order *o, err *e
             return err_set(e, ERR_INVALID, "task average: a model of another form");
         if (count <= 0)
             continue; /* the model has no weight, and is not read */
-        if ((lent && read_ipc_handle(ipc_handle, &p->where, e) != 0) ||
+        if ((ipc && read_ipc_handle(ipc_handle, &p->where, e) != 0) ||
             read_sum(sum, &p->fingerprint.sum, e) != 0)
             return -1;
         p->fingerprint.step = step;
@@ -247,7 +247,7 @@ int member_publish_mean(member *m, const average_order *o, uint64_t *checksum, e
 }
 
 /* Averages the functions' models, and publishes the mean like a contribution of this function. */
-static int average_lent(member *m, average_order *o)
+static int average_ipc(member *m, average_order *o)
 {
     engine *g = trainer_engine(m->trainer);
     engine_fingerprint fingerprint;
@@ -255,7 +255,7 @@ static int average_lent(member *m, average_order *o)
     uint64_t checksum;
     int bad = -1;
     err why = ERR_INIT;
-    if (engine_average_lent(g, o->of, o->n, &fingerprint, &bad, &why) != 0 ||
+    if (engine_average_ipc(g, o->of, o->n, &fingerprint, &bad, &why) != 0 ||
         engine_reduce_root(g, NULL, 0, &mean, &why) != 0 ||
         engine_adopt(g, &mean, &fingerprint, &why) != 0 ||
         member_publish_mean(m, o, &checksum, &why) != 0)
@@ -276,5 +276,5 @@ int member_average(member *m, const json_t *task, err *e)
     member_enter(m, "average", o.epoch, o.round);
     if (read_models(json_object_get(task, "models"), set == 0, &o, &why) != 0)
         return member_not_averaged(m, &o, -1, false, &why);
-    return set ? member_sum(m, &o, set, e) : average_lent(m, &o);
+    return set ? member_sum(m, &o, set, e) : average_ipc(m, &o);
 }

@@ -8,10 +8,10 @@
 
 /* Pixels of one row: one accumulator each, which together with the weights and a pixel fill the
  * registers. */
-enum { GREY_PIXELS = 10 };
+enum { SINGLE_CHANNEL_PIXELS = 10 };
 
-INLINE void grey_row(const conv_geom *g, const float *x, const float *w, const float *b, v8 *acc,
-                     const int kw, const int px)
+INLINE void single_channel_row(const conv_geom *g, const float *x, const float *w, const float *b,
+                               v8 *acc, const int kw, const int px)
 {
     v8 bias = load8(b);
     UNROLL for (int p = 0; p < px; p++) acc[p] = bias;
@@ -27,12 +27,12 @@ INLINE void grey_row(const conv_geom *g, const float *x, const float *w, const f
     }
 }
 
-INLINE void grey_tile(const conv_geom *g, const float *x, const float *w, const float *b, float *y,
-                      uint8_t *arg, const int kw, const int px)
+INLINE void single_channel_tile(const conv_geom *g, const float *x, const float *w, const float *b,
+                                float *y, uint8_t *arg, const int kw, const int px)
 {
-    v8 up[GREY_PIXELS], low[GREY_PIXELS];
-    grey_row(g, x, w, b, up, kw, px);
-    grey_row(g, x + g->x_row, w, b, low, kw, px);
+    v8 up[SINGLE_CHANNEL_PIXELS], low[SINGLE_CHANNEL_PIXELS];
+    single_channel_row(g, x, w, b, up, kw, px);
+    single_channel_row(g, x + g->x_row, w, b, low, kw, px);
     UNROLL for (int p = 0; p < px; p += 2)
     {
         size_t to = (size_t)(p / 2 * g->ks);
@@ -40,21 +40,21 @@ INLINE void grey_tile(const conv_geom *g, const float *x, const float *w, const 
     }
 }
 
-#define GREY_COPY(KW, PX)                                                                          \
-    static void grey_##KW##_##PX(const conv_geom *g, const float *x, const float *w,               \
-                                 const float *b, float *y, uint8_t *arg)                           \
+#define SINGLE_CHANNEL_COPY(KW, PX)                                                                \
+    static void single_channel_##KW##_##PX(const conv_geom *g, const float *x, const float *w,     \
+                                           const float *b, float *y, uint8_t *arg)                 \
     {                                                                                              \
-        grey_tile(g, x, w, b, y, arg, KW, PX);                                                     \
+        single_channel_tile(g, x, w, b, y, arg, KW, PX);                                           \
     }
-GREY_COPY(3, 8)
-GREY_COPY(3, 10)
-GREY_COPY(5, 8)
-GREY_COPY(5, 10)
-#undef GREY_COPY
+SINGLE_CHANNEL_COPY(3, 8)
+SINGLE_CHANNEL_COPY(3, 10)
+SINGLE_CHANNEL_COPY(5, 8)
+SINGLE_CHANNEL_COPY(5, 10)
+#undef SINGLE_CHANNEL_COPY
 
 /* Fewer than 8 remaining pixels are conv_tile_impl.h's. All copies here have a step of 1. */
 #if KERNELS_LEAN
-#define GREY_REST                                                                                  \
+#define SINGLE_CHANNEL_REST                                                                        \
     {4, {[1] = pool_4_08}},                                                                        \
     {                                                                                              \
         2,                                                                                         \
@@ -63,7 +63,7 @@ GREY_COPY(5, 10)
         }                                                                                          \
     }
 #else
-#define GREY_REST                                                                                  \
+#define SINGLE_CHANNEL_REST                                                                        \
     {6, {[1] = pool_6_18}}, {4, {[1] = pool_4_18}},                                                \
     {                                                                                              \
         2,                                                                                         \
@@ -72,15 +72,18 @@ GREY_COPY(5, 10)
         }                                                                                          \
     }
 #endif
-static const pool_copy8 grey_copies_3[] = {
-    {10, {[1] = grey_3_10}}, {8, {[1] = grey_3_8}}, GREY_REST};
-static const pool_copy8 grey_copies_5[] = {
-    {10, {[1] = grey_5_10}}, {8, {[1] = grey_5_8}}, GREY_REST};
-#undef GREY_REST
+static const pool_copy8 single_channel_copies_3[] = {
+    {10, {[1] = single_channel_3_10}}, {8, {[1] = single_channel_3_8}}, SINGLE_CHANNEL_REST};
+static const pool_copy8 single_channel_copies_5[] = {
+    {10, {[1] = single_channel_5_10}}, {8, {[1] = single_channel_5_8}}, SINGLE_CHANNEL_REST};
+#undef SINGLE_CHANNEL_REST
 
 /* The copies for this convolution; NULL: it has to use conv_tile_impl.h's. */
-static const pool_copy8 *grey_copies(const conv_geom *g)
+static const pool_copy8 *single_channel_copies(const conv_geom *g)
 {
     const bool plain = g->cs == 1 && g->sh == 1 && g->sw == 1 && g->dh == 1 && g->dw == 1;
-    return !plain ? NULL : g->kw == 3 ? grey_copies_3 : g->kw == 5 ? grey_copies_5 : NULL;
+    return !plain       ? NULL
+           : g->kw == 3 ? single_channel_copies_3
+           : g->kw == 5 ? single_channel_copies_5
+                        : NULL;
 }

@@ -109,8 +109,8 @@ static void transpose(int rows, int cols, const float *src, size_t lds, float *d
 #if !KERNELS_NARROW
 #include "gemm_impl.h"
 #endif
-#define GREY_TILES (!KERNELS_NARROW && !KERNELS_WIDE)
-#if GREY_TILES
+#define SINGLE_CHANNEL_TILES (!KERNELS_NARROW && !KERNELS_WIDE)
+#if SINGLE_CHANNEL_TILES
 #include "conv_single_channel_impl.h"
 #endif
 #include "channel_tile_impl.h"
@@ -188,8 +188,8 @@ static void conv_pool(const conv_geom *g, const float *x, const float *wf, const
     for (; o < padded && lanes_fit(g); o += 8)
         conv_lanes_block(g, g->k - o < 8 ? g->k - o : 8, x, wf + (size_t)o * taps, b + o, y + o,
                          arg ? arg + o : NULL);
-#elif GREY_TILES
-    copies = grey_copies(g);
+#elif SINGLE_CHANNEL_TILES
+    copies = single_channel_copies(g);
 #endif
     for (; o < padded; o += 8)
         conv_pool_block8(g, copies ? copies : pool_copies8, x, wf + (size_t)o * taps, b + o, y + o,

@@ -176,7 +176,7 @@ static int not_there(const program *p, const backend_ipc_handle *l, err *e)
     return -1;
 }
 
-static int borrow_all(program *p, const backend_lent *of, int n, inputs *in, int *bad, err *e)
+static int borrow_all(program *p, const backend_ipc_model *of, int n, inputs *in, int *bad, err *e)
 {
     in->count = 0;
     for (int i = 0; i < n; i++) {
@@ -222,7 +222,8 @@ static int find_infinite(program *p, const inputs *in, const cuda_model *scratch
     return err_set(e, ERR_INVALID, "the mean holds NaN or infinity");
 }
 
-static int average_all(program *p, const backend_lent *of, int n, uint64_t *sum, int *bad, err *e)
+static int average_all(program *p, const backend_ipc_model *of, int n, uint64_t *sum, int *bad,
+                       err *e)
 {
     inputs in;
     int32_t finite;
@@ -239,8 +240,8 @@ static int average_all(program *p, const backend_lent *of, int n, uint64_t *sum,
     return finite ? cuda_model_sum(p, &mean, sum, e) : find_infinite(p, &in, &mean, bad, e);
 }
 
-static int average_lent(backend_program *base, const backend_lent *of, int n, uint64_t *sum,
-                        int *bad, err *e)
+static int average_ipc(backend_program *base, const backend_ipc_model *of, int n, uint64_t *sum,
+                       int *bad, err *e)
 {
     program *p = (program *)base;
     *bad = -1;
@@ -264,6 +265,6 @@ const backend_peers cuda_peers = {
     .lend = lend,
     .reduce_root = reduce_root,
     .sum = sum_own,
-    .average = average_lent,
+    .average = average_ipc,
     .adopt = adopt,
 };

@@ -1,5 +1,5 @@
 /* device.cuh: what every .cu file begins with. Under nvcc it is CUDA; under the host's compiler the
- * shim of test/cuda takes CUDA's place, so that the same bodies run in tests without a GPU.
+ * shim of the tests (-include) takes its place: the same bodies run without a GPU.
  *
  * Launches go through two macros: LAUNCH for kernels whose threads never meet, LAUNCH_BLOCK for
  * those with block barriers or warp shuffles. To nvcc they are the same; the shim gives each thread

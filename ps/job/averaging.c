@@ -101,7 +101,7 @@ void averaging_choose(averaging *a, reduce_path path, const char *why)
     reduce_facts facts = {.functions = a->functions,
                           .tensor_path = a->config.tensor_path,
                           .wish = a->config.nccl ? REDUCE_NCCL_WANTED : REDUCE_ANY,
-                          .lent = path == REDUCE_IPC,
+                          .ipc = path == REDUCE_IPC,
                           .ranks = path == REDUCE_NCCL,
                           .why_not = why};
     a->stage = path == REDUCE_HOST ? AVERAGING_ON_HOST : AVERAGING_ON_GPU;

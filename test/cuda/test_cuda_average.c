@@ -208,7 +208,7 @@ static void meet(company *c, const double *weight, backend_precision precision)
 
 static int average_company(company *c, int *bad, err *e)
 {
-    return engine_average_lent(c->m[0], c->of, FUNCTIONS, &c->fingerprint, bad, e);
+    return engine_average_ipc(c->m[0], c->of, FUNCTIONS, &c->fingerprint, bad, e);
 }
 
 static void part(company *c)
@@ -377,7 +377,7 @@ TEST(processes_whose_device_shares_no_memory_say_so)
               "not shared");
     CHECK_INT(cuda_memory_held(), held);
     fake_refuse_sharing(false);
-    CHECK_ERR(engine_average_lent(other, c.of, FUNCTIONS, &c.fingerprint, &bad, &e), e,
+    CHECK_ERR(engine_average_ipc(other, c.of, FUNCTIONS, &c.fingerprint, &bad, &e), e,
               ERR_UNSUPPORTED, "does not lead");
     engine_free(other);
     fake_gpus(2);
@@ -457,7 +457,7 @@ TEST_LIMIT(the_next_process_finds_the_room_of_the_one_that_ended, 60)
         }
         CHECK_OK(engine_reduce_root(m[0], &of[1].where, 1, &mean, &e), e);
         CHECK_INT(fake_opened(), 0);
-        CHECK_OK(engine_average_lent(m[0], of, 2, &fingerprint, &bad, &e), e);
+        CHECK_OK(engine_average_ipc(m[0], of, 2, &fingerprint, &bad, &e), e);
         CHECK(fingerprint.sum == of[0].fingerprint.sum); /* of two alike */
         CHECK_OK(engine_adopt(m[1], &mean, &fingerprint, &e), e);
         CHECK_INT(fake_opened(), 0);

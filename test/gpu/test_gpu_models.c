@@ -478,7 +478,7 @@ TEST_LIMIT(models_of_two_processes_are_averaged_on_their_device, 120)
     CHECK_OK(engine_reduce_root(m, &of[1].where, 1, &mean, &e), e);
     CHECK_OK(engine_lend(m, &of[0].where, &e), e);
     CHECK_OK(engine_fingerprint_now(m, &of[0].fingerprint, &e), e);
-    CHECK_OK(engine_average_lent(m, of, 2, &fingerprint, &bad, &e), e);
+    CHECK_OK(engine_average_ipc(m, of, 2, &fingerprint, &bad, &e), e);
     CHECK_OK(engine_adopt(m, &mean, &fingerprint, &e), e);
     send_all(fd, &mean, sizeof mean);
     send_all(fd, &fingerprint, sizeof fingerprint);
@@ -492,7 +492,7 @@ TEST_LIMIT(models_of_two_processes_are_averaged_on_their_device, 120)
     /* Whoever is gone is part of no mean, and the device works on. */
     CHECK(kill(peer, SIGKILL) == 0 && waitpid(peer, &status, 0) == peer);
     CHECK_OK(engine_fingerprint_now(m, &of[0].fingerprint, &e), e);
-    CHECK_INT(engine_average_lent(m, of, 2, &fingerprint, &bad, &e), -1);
+    CHECK_INT(engine_average_ipc(m, of, 2, &fingerprint, &bad, &e), -1);
     CHECK_INT(bad, 1);
     draw_work(&w, engine_input(m), 7, BATCH);
     CHECK_OK(engine_train(m, &w.b, 0.05, &r, &e), e);
