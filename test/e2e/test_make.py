@@ -221,6 +221,16 @@ def a_name_that_no_case_has_is_a_failure():
     assert run_units(folder, "it:")[0] == 0
 
 
+@case(platform=False)
+def a_program_that_an_earlier_build_left_is_not_run():
+    """As after a change that renames a test: the program has the code of then. test_races_graph_ops is test_graph_ops."""
+    lists = "[ $1 != --list ] || echo one 10\n"
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    status, said = run_units(folder, "-v", test_common=lists, test_races_graph_ops=lists, test_races_kernels=lists,
+                             test_cuda_graph_ops=lists, test_races_planted=lists, test_renamed_since=lists)
+    assert status == 0 and "test_renamed_since" not in said and said.endswith("5 passed, 0 failed\n"), said
+
+
 # A machine's packages, those in $MISSING absent; apt-get installs but what is in $REFUSED, and says what it was asked for.
 PACKAGES = {
     "dpkg-query": 'for p; do :; done; case " $MISSING " in *" $p "*) exit 1 ;; esac; echo installed',
