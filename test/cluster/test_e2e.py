@@ -80,7 +80,8 @@ OTHERWISE = {
 OTHER_MODULES = {
     "test_builder_remote": OWN + "; here every function is compiled elsewhere",
     "test_context": "its API server is a stand-in; test_controllers goes through the real one's proxy",
-    "test_data": OWN, "test_docs": OWN, "test_make": OWN, "test_make_images": OWN, "test_gpu_run": OWN,
+    "test_data": OWN, "test_docs": OWN, "test_file_names": OWN, "test_includes": OWN, "test_job_options": OWN, "test_make": OWN,
+    "test_make_images": OWN, "test_gpu_run": OWN,
     "test_function_group": STORE, "test_function_run": STORE,
     "test_gpu_algorithms": DEVICE, "test_gpu_averaging": DEVICE, "test_gpu_bench": DEVICE, "test_gpu_nccl": DEVICE,
     "test_gpu_memory": DEVICE, "test_gpu_places": DEVICE, "test_gpu_failed": DEVICE, "test_gpu_platform": DEVICE, "test_gpu_start": DEVICE,

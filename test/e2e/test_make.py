@@ -221,6 +221,13 @@ def a_name_that_no_case_has_is_a_failure():
     assert run_units(folder, "it:")[0] == 0
 
 
+@case(limit=60, platform=False)
+def the_cluster_runs_or_leaves_out_every_module():
+    """The list of test/cluster/test_e2e.py, without a cluster: a module that it lacks fails here, and not only there."""
+    listing = subprocess.run([sys.executable, "test/cluster/test_e2e.py", "--list"], cwd=ROOT, capture_output=True, text=True)
+    assert listing.returncode == 0 and listing.stdout, listing.stderr
+
+
 @case(platform=False)
 def a_program_that_an_earlier_build_left_is_not_run():
     """As after a change that renames a test: the program has the code of then. test_races_graph_ops is test_graph_ops."""
