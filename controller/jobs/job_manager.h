@@ -23,8 +23,7 @@ enum {
     JOB_MANAGER_POOL_IDLE_MS = 60000, /* a warm pod above the pool's floor ends after this time */
     JOB_MANAGER_DRAIN_MS = 15000,     /* for a stopped job, and the pods of an ended one, to end */
     JOB_MANAGER_LOG_POLL_MS = 250,
-    JOB_MANAGER_LOG_TAILS_MAX = 64
-                                << 20, /* of the logs of all pods of a job, in one reading */
+    JOB_MANAGER_LOG_TAILS_MAX = 64 << 20,  /* of all pods' logs of a job, in one reading */
     JOB_MANAGER_LOG_BYTES_MAX = 128 << 20, /* of a job's log, with the logs of its earlier runs */
     JOB_MANAGER_LOGS_HELD_MAX = 256 << 20, /* of all logs that clients have not read yet */
     JOB_MANAGER_STREAM_PING_MS = 15000,

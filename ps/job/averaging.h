@@ -148,7 +148,7 @@ size_t averaging_step(averaging *a, const averaging_event *event, const averagin
 averaging_task averaging_task_of(const averaging *a, const round_action *task);
 /* For a controller that attaches: where models are averaged, if it was ever decided. */
 size_t averaging_tell(averaging *a, const averaging_action **actions);
-int64_t
-averaging_deadline(const averaging *a); /* of the next TICK; INT64_MAX: nothing is awaited */
+/* The deadline of the next TICK. INT64_MAX: nothing is awaited. */
+int64_t averaging_deadline(const averaging *a);
 
 #endif

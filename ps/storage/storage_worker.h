@@ -25,8 +25,7 @@
 enum {
     STORAGE_WORKER_CALL_MS = 60000, /* deadline of a call to the model store */
     STORAGE_WORKER_ROOM_MS = 3000,  /* of the question for room, for which an epoch waits */
-    STORAGE_WORKER_INIT_EPOCH =
-        -1, /* version 0 is merged from the one contribution of this epoch */
+    STORAGE_WORKER_INIT_EPOCH = -1, /* version 0 is this epoch's only contribution, merged */
     STORAGE_WORKER_LEDGER_BYTES_MAX = MODELSTORE_LEDGER_BYTES_MAX,
 };
 
